@@ -104,8 +104,11 @@ def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[Modu
             weight.data = weight.data.to(saved)
     experts = model.config._experts_implementation
     model.to(device)
-    reads = {dtype: partial(_read_sequence, dtype, experts) for dtype in dtypes}
-    return [ModuleTap(model, f"hf in {dtype}", read=read) for dtype, read in reads.items()]
+    taps: list[ModuleTap] = []
+    for dtype in dtypes:
+        read = partial(_read_sequence, dtype, experts)
+        taps.append(ModuleTap(model, f"hf in {dtype}", read=read))
+    return taps
 
 
 def find_blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:

@@ -73,8 +73,11 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: GapLocation, tokens_
     goal = tap.find_address(found.all_segments[0].end)
     layer = found.all_segments[0].end.layer
     assert goal is not None, "a segment ends at a cut of its tap"
-    names = {cut: tap.find_address(cut) for cut in found.seen if cut.layer in (None, layer)}
-    inputs = {name: found.seen[cut] for cut, name in names.items() if name is not None}
+    inputs: dict[str, Tensor] = {}
+    for cut, value in found.seen.items():
+        name = tap.find_address(cut) if cut.layer in (None, layer) else None
+        if name is not None:
+            inputs[name] = value
     builder = "\n".join(line for line in tap.builder.splitlines() if line.strip())
     script = _SCRIPT.format(
         what=_describe_fault(tap.name, found),

@@ -105,7 +105,11 @@ def _merge_keys(keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
         keys.shape[1], _MERGE_ARRAYS * keys.shape[0] * keys.shape[2], keys.device
     ):
         best = keys[:, block].movedim(0, 1).flatten(1).topk(k).values
-        value_Mk[block], token_Mk[block] = _values_and_tokens(best)
+        # the inverse of `_pack_keys`
+        ordered = (best >> _ID_BITS).int()
+        bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
+        value_Mk[block] = bits.view(torch.float32)
+        token_Mk[block] = ~best & 0xFFFFFFFF
     return value_Mk, token_Mk
 
 
@@ -133,10 +137,3 @@ def _pack_keys(value: Tensor, token: Tensor) -> Tensor:
     # among negative numbers, the larger has the smaller magnitude
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.long() << _ID_BITS) | ~token & 0xFFFFFFFF
-
-
-def _values_and_tokens(key: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse of `_pack_keys`."""
-    ordered = (key >> _ID_BITS).int()
-    bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
-    return bits.view(torch.float32), ~key & 0xFFFFFFFF

@@ -79,11 +79,12 @@ def tell_options(
     told = {k: v for k, v in told.items() if k not in written and v != getattr(data, k)}
     if not told:
         return loaded
-    shown = {name: str(value).split("\n")[0] or "null" for name, value in told.items()}
-    if "messages" in shown:
-        shown.pop("prompt", None)
-    options = [f"data.{name}={text}" for name, text in shown.items()]
-    options = " ".join(options).translate({ord("{"): None, ord("}"): None})
+    shown: list[str] = []
+    for name, value in told.items():
+        if name != "prompt" or "messages" not in told:
+            text = str(value).partition("\n")[0] or "null"
+            shown.append(f"data.{name}={text}")
+    options = " ".join(shown).translate({ord("{"): None, ord("}"): None})
     print_note(f"data: columns {shorten_text(', '.join(row))} → {options}")
     return loaded.with_told_options(told)
 

@@ -65,10 +65,8 @@ class Inference:
     @property
     def has_penalties(self) -> bool:
         """True if a sampling penalty requires the engine to track previous tokens."""
-        return any(
-            one is not None and one.params().penalizes
-            for one in (self.sampling, self.validation_sampling)
-        )
+        used = filter(None, (self.sampling, self.validation_sampling))
+        return any(one.params().penalizes for one in used)
 
     def explain_inexact(self, learner: LearnerSection) -> str | None:
         """Returns the reason why learner and sampler cannot be bit-identical; None if they can."""

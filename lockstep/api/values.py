@@ -168,16 +168,11 @@ def _names_functions(given: Any) -> bool:
 
 def _sum_rewards(named: Mapping[str, Any]) -> dict[str, Any]:
     """The section of a weighted sum; the default weight is 1."""
-    parts = {
-        name: value if isinstance(value, tuple) else (value, 1.0) for name, value in named.items()
-    }
-    return {
-        "type": "sum",
-        "parts": {
-            name: {"type": "python", "function": function, "weight": weight}
-            for name, (function, weight) in parts.items()
-        },
-    }
+    parts: dict[str, Any] = {}
+    for name, value in named.items():
+        function, weight = value if isinstance(value, tuple) else (value, 1.0)
+        parts[name] = {"type": "python", "function": function, "weight": weight}
+    return {"type": "sum", "parts": parts}
 
 
 def _make_plain(value: Any, key: str) -> Any:

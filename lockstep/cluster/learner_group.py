@@ -187,9 +187,9 @@ class RankSender(SharedFiles):
                 found = [shipment.bucket for shipment in shipments if shipment.bucket is not None]
                 if not found:
                     return
-                handles = {
-                    name: handle for bucket in found for name, handle in bucket.handles.items()
-                }
+                handles: dict[str, str] = {}
+                for bucket in found:
+                    handles |= bucket.handles
                 yield replace(found[0], handles=handles)
         except GeneratorExit:
             self._learner.call_all("end_sending")

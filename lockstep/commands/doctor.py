@@ -212,9 +212,11 @@ def _run_analyze(options: argparse.Namespace) -> int:
 def _parse_field_names(options: argparse.Namespace) -> FieldNames:
     from lockstep_doctor.dumps.names import FieldNames
 
-    pairs = [word.partition("=") for word in options.columns]
     known = FieldNames.__dataclass_fields__
-    wrong = [role for role, _, name in pairs if role not in known or not name]
-    if wrong:
-        raise InputError(f"--columns {wrong[0]} is not ROLE=NAME; valid roles: {', '.join(known)}")
-    return FieldNames(**{role: name for role, _, name in pairs})
+    names: dict[str, str] = {}
+    for word in options.columns:
+        role, _, name = word.partition("=")
+        if role not in known or not name:
+            raise InputError(f"--columns {role} is not ROLE=NAME; valid roles: {', '.join(known)}")
+        names[role] = name
+    return FieldNames(**names)

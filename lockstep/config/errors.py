@@ -268,8 +268,9 @@ def suggest_option(recipe: RecipeShape, path: KeyPath) -> str:
     if not siblings:
         parents = []
         siblings = recipe.option_fields
-    meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
-    meant = meant or [".".join([*parents, name]) for name in siblings if name.startswith(wrong)]
+    near = get_close_matches(wrong, siblings, 1)
+    near = near or [name for name in siblings if name.startswith(wrong)]
+    meant = [".".join([*parents, name]) for name in near]
     meant = meant or _find_elsewhere(recipe, wrong)
     absence = None if meant else other_libraries.explain_absence([*parents, wrong])
     if absence is not None:

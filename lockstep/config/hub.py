@@ -67,11 +67,12 @@ def fetch_names(loaded: LoadedRecipe, weights: bool = True) -> LoadedRecipe:
     if not names:
         return loaded
     pins = {**loaded.pins, **read_pins(loaded.run_folder)}
-    found = {name.text: _fetch_name(name, pins.get(name.text), weights) for name in names}
-    commits = {text: commit for text, (commit, _) in found.items()}
-    return loaded.with_local_paths(
-        {text: str(path) for text, (_, path) in found.items()}, pins | commits
-    )
+    paths: dict[str, str] = {}
+    for name in names:
+        commit, path = _fetch_name(name, pins.get(name.text), weights)
+        pins[name.text] = commit
+        paths[name.text] = str(path)
+    return loaded.with_local_paths(paths, pins)
 
 
 def fetch_model(model: str) -> Path:

@@ -46,11 +46,11 @@ def validate_tree(kind: type[S], tree: dict[str, Any]) -> S:
     except ValidationError as error:
         problems = error.errors(include_url=False)
     shape = RecipeShape(kind, tree)
-    found = [(tuple(path), text) for path, text in describe_problems(problems, shape)]
-    found += [
-        (tuple(path), text) for path, text in describe_problems(_find_broken_rules(shape), shape)
-    ]
-    raise FaultyTree(tuple(dict.fromkeys(found)))
+    found: dict[OptionFault, None] = {}
+    for part in (problems, _find_broken_rules(shape)):
+        for path, text in describe_problems(part, shape):
+            found[tuple(path), text] = None
+    raise FaultyTree(tuple(found))
 
 
 def _find_broken_rules(shape: RecipeShape, path: tuple[str, ...] = ()) -> Iterator[ErrorDetails]:

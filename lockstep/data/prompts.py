@@ -68,22 +68,19 @@ def _build_prompts(
     data: DataSection,
 ) -> list[Prompt]:
     """Renders and tokenizes rows, given with their ids and their names for messages."""
-    if is_chat(data):
-        talks = [
-            build_conversation(row, where, data)
-            for (_, where), row in zip(names, contents, strict=True)
-        ]
-        texts = [
-            _render_prompt(talk, where, tokenizer, values_of(row, data))
-            for (_, where), talk, row in zip(names, talks, contents, strict=True)
-        ]
-    else:
-        talks = [None] * len(names)
-        texts = [
-            fill_template(data.prompt, row, where)
-            for (_, where), row in zip(names, contents, strict=True)
-        ]
-    wheres = [where for _, where in names]
+    talks: list[tuple[ChatMessage, ...] | None] = []
+    texts: list[str] = []
+    wheres: list[str] = []
+    for (_, where), row in zip(names, contents, strict=True):
+        if is_chat(data):
+            talk = build_conversation(row, where, data)
+            text = _render_prompt(talk, where, tokenizer, values_of(row, data))
+        else:
+            talk = None
+            text = fill_template(data.prompt, row, where)
+        talks.append(talk)
+        texts.append(text)
+        wheres.append(where)
     tokens = token_ids(tokenizer, texts, add_special_tokens=not is_chat(data), names=wheres)
     return [
         Prompt(name, text, tuple(ids), row, talk)

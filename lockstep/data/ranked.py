@@ -128,16 +128,15 @@ def _read_tree(row: DataRow, name: str) -> Iterator[RankedResponses]:
         replies = _require_field(message, "replies", "list")
         if not all(isinstance(reply, dict) for reply in replies):
             raise DataError("has an invalid message in the field 'replies'")
-        ranked = [
-            reply
-            for reply in replies
-            if _read_role(reply) == "assistant" and read_number(reply.get("rank")) is not None
-        ]
-        if len(ranked) > 1:
-            texts = tuple(_require_field(reply, "text", "text") for reply in ranked)
-            yield RankedResponses(
-                where, talk, texts, tuple(float(reply["rank"]) for reply in ranked)
-            )
+        texts: list[str] = []
+        ranks: list[float] = []
+        for reply in replies:
+            rank = read_number(reply.get("rank"))
+            if _read_role(reply) == "assistant" and rank is not None:
+                texts.append(_require_field(reply, "text", "text"))
+                ranks.append(rank)
+        if len(ranks) > 1:
+            yield RankedResponses(where, talk, tuple(texts), tuple(ranks))
         inner = [
             (reply, talk, f"{where}.{number}") for number, reply in enumerate(replies, start=1)
         ]

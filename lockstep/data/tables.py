@@ -29,7 +29,18 @@ class TableRows(FileRows):
 
     def __init__(self, path: Path, label: str | None = None) -> None:
         super().__init__(path, label)
-        self._table = _read_parquet(path)
+        try:
+            from pyarrow import parquet
+        except ImportError:
+            raise DataError(
+                f"{path}: Parquet requires `pyarrow`; {install_command('datasets')}"
+            ) from None
+        try:
+            self._table: Table = parquet.read_table(path)
+        except Exception as error:  # from pyarrow and the libraries it uses
+            raise DataError(
+                f"{path}: invalid Parquet ({first_line(error)}); save it again"
+            ) from error
         with path.open("rb") as file:
             self.digest = hashlib.file_digest(file, "sha256").hexdigest()
         self._apply_policy("error", 0, [])
@@ -40,16 +51,3 @@ class TableRows(FileRows):
     def read_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         self._require_unchanged()
         return list(map(without_padding, self._table.take(list(indices)).to_pylist()))
-
-
-def _read_parquet(path: Path) -> Table:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise DataError(
-            f"{path}: Parquet requires `pyarrow`; {install_command('datasets')}"
-        ) from None
-    try:
-        return parquet.read_table(path)
-    except Exception as error:  # from pyarrow and the libraries it uses
-        raise DataError(f"{path}: invalid Parquet ({first_line(error)}); save it again") from error

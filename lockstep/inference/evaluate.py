@@ -234,7 +234,11 @@ def _answer_and_grade(
         collector = RolloutCollector(engine, rows, reward, source.decode, recipe.seed, environment)
         prompts = rows.read_first(recipe.data.max_validation_samples)
         graded = grading(recipe.reward, recipe.environment)
-        blocks = list(_split_blocks(settings, len(prompts), recipe.run.save_every))
+        blocks: list[QuestionBlock] = []
+        for setting in settings:
+            for start in range(0, len(prompts), recipe.run.save_every):
+                count = min(recipe.run.save_every, len(prompts) - start)
+                blocks.append(QuestionBlock(setting, start, count))
         responses = sum(block.response_count for block in blocks)
         progress.set_total(
             len(blocks),
@@ -273,14 +277,6 @@ def _open_judges(
     return lambda section, key: open_judge_reward(
         section, key, folder, recipe.seed, open_judge_model
     )
-
-
-def _split_blocks(
-    settings: Sequence[EvalSetting], questions: int, size: int
-) -> Iterator[QuestionBlock]:
-    for setting in settings:
-        for start in range(0, questions, size):
-            yield QuestionBlock(setting, start, min(size, questions - start))
 
 
 def _answer_blocks(

@@ -182,17 +182,17 @@ def format_lines(
     Raises:
         DataError: A row has a type that JSON does not support.
     """
-    masks = batch.sequences("mask")
-    tokens = [own[mask].tolist() for own, mask in zip(batch.sequences(), masks, strict=True)]
-    scores = [
-        own[mask].tolist()
-        for own, mask in zip(batch.sequences("sampler_logprob"), masks, strict=True)
-    ]
+    tokens: list[list[int]] = []
+    scores: list[list[float]] = []
+    texts: list[str] = []
     cut = batch["truncated"].tolist()
     drop_stop = list if batch.sampling is None else batch.sampling.drop_stop
-    texts = [
-        decode(own if is_cut else drop_stop(own)) for own, is_cut in zip(tokens, cut, strict=True)
-    ]
+    columns = batch.sequences(), batch.sequences("sampler_logprob"), batch.sequences("mask")
+    for own, own_scores, mask, is_cut in zip(*columns, cut, strict=True):
+        drawn = own[mask].tolist()
+        tokens.append(drawn)
+        scores.append(own_scores[mask].tolist())
+        texts.append(decode(drawn if is_cut else drop_stop(drawn)))
     each = len(tokens) // len(prompts)
     for number, prompt in enumerate(prompts):
         own = slice(number * each, (number + 1) * each)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, combinations
+from operator import sub
 from typing import Any
 
 from lockstep.data.ranked import RankedResponses
@@ -166,10 +167,14 @@ def score_figures(assessments: Sequence[PromptAssessment], top: float) -> Agreem
     ranked: list[tuple[list[float], list[float]]] = []
     decisions: list[list[PairDecision]] = []
     for one in assessments:
-        known = [index for index, score in enumerate(one.scores) if score is not None]
-        ranks = [one.ranks[index] for index in known]
-        scores = [score for score in one.scores if score is not None]
-        lengths = [len(one.responses[index]) for index in known]
+        ranks: list[float] = []
+        scores: list[float] = []
+        lengths: list[int] = []
+        for rank, score, response in zip(one.ranks, one.scores, one.responses, strict=True):
+            if score is not None:
+                ranks.append(rank)
+                scores.append(score)
+                lengths.append(len(response))
         ranked.append((ranks, scores))
         decided = decide_pairs(ranks, scores)
         decisions.append(
@@ -204,12 +209,15 @@ def pair_figures(assessments: Sequence[PromptAssessment]) -> AgreementFigures:
     consistent: list[list[bool]] = []
     rights_if_consistent: list[list[float]] = []
     for one in assessments:
-        verdicts = {
-            (pair.first, pair.second): pair for pair in one.pairs if pair.said.verdict is not None
-        }
-        rights = {order: one.decide_pair(pair)[0] for order, pair in verdicts.items()}
-        decisions.append(list(map(one.decide_pair, verdicts.values())))
-        firsts.append([pair.said.verdict == pair.first for pair in verdicts.values()])
+        decided: dict[tuple[int, int], PairDecision] = {}
+        is_first: list[bool] = []
+        for pair in one.pairs:
+            if pair.said.verdict is not None:
+                decided[pair.first, pair.second] = one.decide_pair(pair)
+                is_first.append(pair.said.verdict == pair.first)
+        decisions.append(list(decided.values()))
+        firsts.append(is_first)
+        rights = {order: right for order, (right, _) in decided.items()}
         twice = [(rights[a, b], rights[b, a]) for a, b in rights if a < b and (b, a) in rights]
         consistent.append([right == back for right, back in twice])
         rights_if_consistent.append([right for right, back in twice if right == back])
@@ -224,18 +232,20 @@ def pair_figures(assessments: Sequence[PromptAssessment]) -> AgreementFigures:
 def _pairwise_figures(decisions: Sequence[Sequence[PairDecision]]) -> AgreementFigures:
     """Accuracy and its dependence on length."""
     rights: list[list[float]] = []
-    both: list[tuple[float, float]] = []
+    by_judge: list[float] = []
+    by_people: list[float] = []
     for own in decisions:
         rights.append([right for right, _ in own])
         judge = longer_preferred(own)
         people = longer_preferred([(1.0, excess) for _, excess in own])
         if judge is not None and people is not None:
-            both.append((judge, people))
+            by_judge.append(judge)
+            by_people.append(people)
     return {
         "pairwise_accuracy": share(_average_each(rights)),
-        "longer_preferred": share([a for a, _ in both]),
-        "longer_preferred_by_people": share([b for _, b in both]),
-        "length_bias": mean([a - b for a, b in both]),
+        "longer_preferred": share(by_judge),
+        "longer_preferred_by_people": share(by_people),
+        "length_bias": mean(list(map(sub, by_judge, by_people))),
     }
 
 

@@ -80,8 +80,11 @@ class CaseJudgments(Generic[V]):
     @property
     def values(self) -> list[V]:
         """All verdicts."""
-        found = (reply.verdict.value for reply in self.judgments)
-        return [value for value in found if value is not None]
+        found: list[V] = []
+        for reply in self.judgments:
+            if reply.verdict.value is not None:
+                found.append(reply.verdict.value)
+        return found
 
 
 def mean_score(judged: CaseJudgments[float]) -> float | None:
@@ -188,8 +191,11 @@ class LLMJudge(Generic[V]):
         return self._build_conversation(self._cut_texts(texts, fitting)), True
 
     def _cut_texts(self, texts: Mapping[str, str], length: int) -> dict[str, str]:
-        long = {name: texts[name] for name in self.judged_fields if len(texts[name]) > length}
-        return {**texts, **{name: text[:length] + CUT_OFF for name, text in long.items()}}
+        cut = dict(texts)
+        for name in self.judged_fields:
+            if len(texts[name]) > length:
+                cut[name] = texts[name][:length] + CUT_OFF
+        return cut
 
     def _parse_reply(
         self, question: ChatConversation | None, answers: Iterator[ModelAnswer | None]

@@ -58,9 +58,12 @@ class HostMemory:
             tensors: The tensors.
             frozen: Whether the tensors never change, so that existing host copies are reused.
         """
-        leaving = {
-            key: tensor for tensor in tensors if (key := self._find_storage(tensor)) is not None
-        }
+        leaving: dict[StorageWeakRef, Tensor] = {}
+        for tensor in tensors:
+            key = _make_storage_key(tensor)
+            is_here = tensor.device.type == self._device.type and key not in self._away
+            if is_here and tensor.numel():
+                leaving[key] = tensor
         for key, tensor in leaving.items():
             is_copied = frozen and key in self._places
             if key not in self._places:
@@ -116,14 +119,6 @@ class HostMemory:
         """Moves everything back, and resets host memory; later offloads start at its beginning."""
         self.reload_tensors()
         self._places.clear()
-
-    def _find_storage(self, tensor: Tensor) -> StorageWeakRef | None:
-        """The storage of an offloadable tensor; None if offloaded already, elsewhere, or empty."""
-        key = _make_storage_key(tensor)
-        stays = tensor.device.type != self._device.type or not tensor.numel() or key in self._away
-        if stays:
-            return None
-        return key
 
     def _pair_chunks(self, stretch: _StoragePlace) -> Iterator[tuple[Tensor, Tensor]]:
         """Bytes on the device and their location on the host, chunk by chunk."""

@@ -123,7 +123,15 @@ def read_masked(batch: Batch, cut: RowShare) -> OutputStates:
 
 def read_values(batch: Batch, cut: RowShare) -> OutputStates:
     """Reads the states before tokens whose values are requested, and those after sequences."""
-    own_M = _list_valued(batch)
+    match batch.values:
+        case "all":
+            own_M = align.target_indices(batch)
+        case "masked":
+            own_M = _list_masked(batch)
+        case "final":
+            own_M = torch.zeros(0, dtype=torch.int64, device=batch.tokens.device)
+        case _:
+            assert_never(batch.values)
     count = batch.tokens.numel()
     after_B = torch.arange(len(batch), device=batch.tokens.device) + count
     state_M = torch.cat([align.state_before(own_M), align.state_after(batch)])
@@ -132,16 +140,3 @@ def read_values(batch: Batch, cut: RowShare) -> OutputStates:
 
 def _list_masked(batch: Batch) -> Tensor:
     return (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
-
-
-def _list_valued(batch: Batch) -> Tensor:
-    """Indices of the tokens whose values are requested; a first token has no state before it."""
-    match batch.values:
-        case "all":
-            return align.target_indices(batch)
-        case "masked":
-            return _list_masked(batch)
-        case "final":
-            return torch.zeros(0, dtype=torch.int64, device=batch.tokens.device)
-        case _:
-            assert_never(batch.values)

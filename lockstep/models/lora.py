@@ -143,12 +143,11 @@ def build_merges(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
     """Maps each adapted W's name to a function that returns W + (α / r) · B·A, out of place."""
     from peft.tuners.lora import LoraLayer
 
-    adapted = (
-        (name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)
-    )
-    return {
-        f"{name}.base_layer.weight": partial(_merge_adapter, module) for name, module in adapted
-    }
+    merges: dict[str, Callable[[Tensor], Tensor]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            merges[f"{name}.base_layer.weight"] = partial(_merge_adapter, module)
+    return merges
 
 
 @torch.no_grad()

@@ -107,9 +107,10 @@ def _list_smaller(
         (_thin_heads(_narrow_layers(common)), _narrow_layers(common), common), choices
     ):
         cut = _with_layers(widths, layers, len(kinds))
-        renamed = {own[name]: value for name, value in cut.items() if name in own}
-        others = {name: value for name, value in cut.items() if name not in own}
-        yield partial(type(text).from_dict, {**others, **renamed})
+        for name, called in own.items():
+            if name in cut:
+                cut[called] = cut.pop(name)
+        yield partial(type(text).from_dict, cut)
 
 
 def _build_runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:

@@ -256,12 +256,12 @@ def _summarize_names(names: set[str]) -> str:
 
 
 def _read_headers(file: Path) -> dict[str, _StoredTensor]:
+    found: dict[str, _StoredTensor] = {}
     with _open_file(file) as opened:
-        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-        return {
-            name: _StoredTensor(file, list(part.get_shape()), part.get_dtype())
-            for name, part in slices.items()
-        }
+        for name in opened.keys():  # noqa: SIM118
+            part = opened.get_slice(name)
+            found[name] = _StoredTensor(file, list(part.get_shape()), part.get_dtype())
+    return found
 
 
 def _read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:

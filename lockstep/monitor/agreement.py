@@ -213,7 +213,14 @@ class Agreement:
         if "recomputed" in some.sample:
             some = _select_recomputed(some)
         if snapshot is not None and read_N is not None and bool((some["version"] != version).any()):
-            some = self._read_now(some, snapshot, read_N)
+            # The sampler's log-probabilities are corrected for staleness.
+            with self._engine.at(snapshot.version, snapshot):
+                now_N = self._engine.logprobs(_drop_sampling(some))
+            if some.sampling is None or some.sampling.unshaped:
+                now_N = some["sampler_logprob"] + now_N - read_N
+            else:
+                some = _drop_sampling(some)
+            some = some.with_columns({"sampler_logprob": now_N})
         if "old_logprob" not in some.token:
             some = some.with_columns({"old_logprob": self._policy.logprobs(some)})
         left = int(batch.mask.sum()) - int(some.mask.sum())
@@ -282,16 +289,6 @@ class Agreement:
     def read_back(self, batch: Batch) -> Tensor:
         """Log-probabilities of some responses, rescored by the sampler's current weights, [N]."""
         return self._engine.logprobs(_drop_sampling(batch.select(_pick_responses(batch))))
-
-    def _read_now(self, batch: Batch, snapshot: WeightSnapshot, read_N: Tensor) -> Batch:
-        """The batch with the sampler's log-probabilities corrected for staleness."""
-        with self._engine.at(snapshot.version, snapshot):
-            now_N = self._engine.logprobs(_drop_sampling(batch))
-        if batch.sampling is None or batch.sampling.unshaped:
-            return batch.with_columns(
-                {"sampler_logprob": batch["sampler_logprob"] + now_N - read_N}
-            )
-        return _drop_sampling(batch).with_columns({"sampler_logprob": now_N})
 
     @property
     def certificate(self) -> ExactnessCertificate:

@@ -149,19 +149,18 @@ class MemoryEstimate:
         if self.learner.parallel.ranks > 1 or self.sampler.stays:
             return self.beside_engine + self.sampler.total_bytes
         passing = max(self._passing_bytes, self.sampler.cache + self.sampler.seen)
-        judges = sum(judge.total_bytes for judge in self.judges)
-        return self._resident_bytes + self.buckets + self.sampler.weights + passing + judges
+        own = self._resident_bytes + self.buckets + self.sampler.weights
+        return own + passing + self._judge_bytes
 
     @property
     def beside_engine(self) -> int:
         """Bytes on an engine's device in addition to the engine: learners, sync buckets, and
         judges.
         """
-        others = sum(judge.total_bytes for judge in self.judges)
         if self.placement.processes.apart:
-            return self.buckets + others
+            return self.buckets + self._judge_bytes
         if not self.takes_turns:
-            return self._learner_bytes + others
+            return self._learner_bytes + self._judge_bytes
         if self.sampler is not None and not self.sampler.weights:
             shared = self.ranks["policy"].held_bytes
         else:
@@ -169,7 +168,7 @@ class MemoryEstimate:
         return (
             shared
             + self.buckets
-            + others
+            + self._judge_bytes
             + sum(self.ranks[name].peak_moment.total_bytes for name in self.in_engines_turn)
         )
 
@@ -223,7 +222,7 @@ class MemoryEstimate:
         width = self.placement.processes.width
         engines = max(self.placement.processes.engines, 1) * width
         sampler = 0 if self.sampler is None else engines * self.sampler.total_bytes
-        sampler += sum(judge.total_bytes for judge in self.judges)
+        sampler += self._judge_bytes
         if ranks > 1:
             return (
                 ranks
@@ -234,6 +233,10 @@ class MemoryEstimate:
         if self.sampler is not None and engines == 1 and not self.sampler.stays:
             return self.device_bytes + self.copies
         return self._learner_bytes + sampler + self.copies
+
+    @property
+    def _judge_bytes(self) -> int:
+        return sum(judge.total_bytes for judge in self.judges)
 
     @property
     def _learner_bytes(self) -> int:

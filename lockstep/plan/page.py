@@ -108,8 +108,10 @@ def _describe_time(search: LayoutSearch, estimate: MemoryEstimate, rates: Device
     time = StepTime.from_ranks(
         estimate.ranks, search.recipe.inference, engines, rates, sent, 2 * estimate.offloaded_bytes
     )
-    phases = {name: seconds for name, seconds in asdict(time).items() if seconds}
-    lines = [(name, f"{seconds:,.3g} s") for name, seconds in phases.items()]
+    lines: list[tuple[str, str]] = []
+    for name, seconds in asdict(time).items():
+        if seconds:
+            lines.append((name, f"{seconds:,.3g} s"))
     what = "response" if time.generate else "row"
     return summary_table(
         [

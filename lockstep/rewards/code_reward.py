@@ -124,10 +124,14 @@ def open_sandbox(section: CodeSection, option: str = "reward.code") -> CodeSandb
 
 def extract_code_block(answer: str) -> str | None:
     """The last fenced block marked as Python, else the last unmarked block, else None."""
-    blocks = list(find_code_blocks(answer))
-    marked = [block.text for block in blocks if block.language in _PYTHON]
-    unmarked = [block.text for block in blocks if not block.language]
-    return next(reversed(marked or unmarked), None)
+    marked: str | None = None
+    unmarked: str | None = None
+    for block in find_code_blocks(answer):
+        if block.language in _PYTHON:
+            marked = block.text
+        elif not block.language:
+            unmarked = block.text
+    return unmarked if marked is None else marked
 
 
 def describe_test_fault(test: Any) -> str | None:

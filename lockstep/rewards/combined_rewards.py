@@ -68,20 +68,19 @@ class WeightedSum(DetailedReward):
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> RewardResults:
         """Rewards responses by each part and sums them."""
-        found = {
-            name: compute_reward_results(part.reward, prompts, responses, answers)
-            for name, part in self.parts.items()
-        }
-        counted = [
-            (part.weight, found[name].rewards) for name, part in self.parts.items() if part.weight
-        ]
+        parts: dict[str, list[float | None]] = {}
+        counted: list[tuple[float, list[float | None]]] = []
+        metrics = Metrics()
+        for name, part in self.parts.items():
+            found = compute_reward_results(part.reward, prompts, responses, answers)
+            parts[name] = found.rewards
+            metrics += found.metrics.with_prefix(name)
+            if part.weight:
+                counted.append((part.weight, found.rewards))
         rewards: list[float | None] = [None] * len(prompts)
         for index in range(len(prompts)):
             own = [(weight, scores[index]) for weight, scores in counted]
             known = [weight * score for weight, score in own if score is not None]
             if len(known) == len(own):
                 rewards[index] = math.fsum(known)  # independent of their order
-        metrics = (one.metrics.with_prefix(name) for name, one in found.items())
-        return RewardResults(
-            rewards, {name: one.rewards for name, one in found.items()}, sum(metrics, Metrics())
-        )
+        return RewardResults(rewards, parts, metrics)

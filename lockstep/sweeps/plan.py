@@ -57,10 +57,11 @@ class SweepPlan:
         """Raises InputError if the folder holds a different sweep: missing runs, other options."""
         if not is_sweep(self.folder):
             return
-        missing = {run.folder.name for run in read_sweep(self.folder)} - {
-            run.name for run in self.runs
-        }
-        lines = [f"{name} is no longer one of its runs" for name in missing]
+        names = {run.name for run in self.runs}
+        lines: list[str] = []
+        for known in read_sweep(self.folder):
+            if known.folder.name not in names:
+                lines.append(f"{known.folder.name} is no longer one of its runs")
         for run in self.runs:
             if is_file(run.folder / "recipe.yaml"):
                 before = recipe_identity(load_run(run.folder))

@@ -75,7 +75,7 @@ def split_path() -> dict[str, str]:
     Python itself would import from them earlier.
     """
     path = [entry or os.getcwd() for entry in sys.path]
-    later = [entry for entry in path if is_guarded(entry)]
+    later = list(filter(is_guarded, path))
     free = os.pathsep.join(entry for entry in path if entry not in later)
     return {"PYTHONPATH": free, _LATER: json.dumps(later)}
 
@@ -99,7 +99,7 @@ def is_guarded(entry: str) -> bool:
     """
     forms = Path(os.path.abspath(entry)), Path(os.path.realpath(entry))
     for folder in list_guarded():
-        others = [other for other in [*sys.path, _LOCKSTEP] if other != folder]
+        others = {*sys.path, _LOCKSTEP} - {folder}
         nested = [other for other in others if Path(other).is_relative_to(folder)]
         for form in forms:
             if form.is_relative_to(folder) and not any(map(form.is_relative_to, nested)):

@@ -23,13 +23,12 @@ def export_lazily(package: str, file: str) -> Callable[[str], object]:
     @cache
     def read_places() -> dict[str, str]:
         """The defining module of each name."""
-        branches = [
-            node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If)
-        ]
-        imports = [
-            node for branch in branches for node in branch.body if isinstance(node, ast.ImportFrom)
-        ]
-        return {alias.name: str(node.module) for node in imports for alias in node.names}
+        places: dict[str, str] = {}
+        for branch in ast.parse(Path(file).read_bytes()).body:
+            for node in branch.body if isinstance(branch, ast.If) else ():
+                if isinstance(node, ast.ImportFrom):
+                    places |= dict.fromkeys((one.name for one in node.names), str(node.module))
+        return places
 
     def find_export(name: str) -> object:
         modules = read_places()

@@ -120,9 +120,11 @@ def _describe_difference(path: Path, noted: Mapping[str, int | str]) -> str:
 
 def _list_files(run: Path, part: str) -> list[str]:
     path = run / part
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    files = [file for file in files if file.is_file() and file.suffix != ".md"]
-    return [file.relative_to(run).as_posix() for file in files]
+    found: list[str] = []
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+        if file.is_file() and file.suffix != ".md":
+            found.append(file.relative_to(run).as_posix())
+    return found
 
 
 def read_sum(path: Path) -> FileDigest:

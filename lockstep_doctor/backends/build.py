@@ -115,10 +115,11 @@ def find_missing(recipe: DoctorRecipe) -> dict[BackendName, str]:
         InputError: Fewer than two backends are left.
     """
     device = resolve_device(recipe.learner.device)
-    reasons = {
-        name: explain_missing(name, device, recipe.learner.dtype) for name in recipe.backends
-    }
-    missing = {name: reason for name, reason in reasons.items() if reason is not None}
+    missing: dict[BackendName, str] = {}
+    for name in recipe.backends:
+        reason = explain_missing(name, device, recipe.learner.dtype)
+        if reason is not None:
+            missing[name] = reason
     if len(recipe.backends) - len(missing) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise InputError(

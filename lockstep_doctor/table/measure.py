@@ -229,12 +229,13 @@ class CellMeasurer:
         rounds = [backend.generate(batch, sampling, conditions) for _ in range(times)]
         asked = _adapt_batch(backend, "shaped", rounds[0])
         scores = [backend.score(asked, conditions) for _ in range(times)]
-        tokens = [torch.equal(drawn.tokens, rounds[0].tokens) for drawn in rounds]
-        decoded = [drawn["sampler_logprob"] for drawn in rounds]
+        same_tokens = 0
         bitwise = 0
-        for same, decoding, score in zip(tokens, decoded, scores, strict=True):
-            if same and torch.equal(decoding, decoded[0]) and torch.equal(score, scores[0]):
-                bitwise += 1
+        for drawn, score in zip(rounds, scores, strict=True):
+            if torch.equal(drawn.tokens, rounds[0].tokens):
+                same_tokens += 1
+                same = torch.equal(drawn["sampler_logprob"], rounds[0]["sampler_logprob"])
+                bitwise += same and torch.equal(score, scores[0])
         away = torch.stack(
             [(score - scores[0])[asked.mask] for score in scores[1:]] or [torch.zeros(1)]
         )
@@ -242,7 +243,7 @@ class CellMeasurer:
             cell.name,
             name,
             times,
-            sum(tokens),
+            same_tokens,
             bitwise,
             float(away.double().square().mean().sqrt()),
         )
@@ -305,8 +306,13 @@ def pairs_of(backends: Mapping[str, Backend]) -> list[BackendPair]:
         raise InputError(
             f"none of {', '.join(backends)} generates; add one to backends, such as torch"
         )
-    both = [pair for pair in combinations(backends, 2) if set(pair) & set(draw)]
-    return [pair if pair[1] in draw else (pair[1], pair[0]) for pair in both]
+    pairs: list[BackendPair] = []
+    for first, second in combinations(backends, 2):
+        if second in draw:
+            pairs.append((first, second))
+        elif first in draw:
+            pairs.append((second, first))
+    return pairs
 
 
 def judge_rows(
@@ -315,13 +321,13 @@ def judge_rows(
     """Judges all measured cells of all pairs, by cell number and pair; rare events are counted over
     a pair's cells.
     """
-    measured = [(number, row) for number, row in enumerate(rows) if row.state == "measured"]
-    measured_rows = [row for _, row in measured]
+    measured = {number: row for number, row in enumerate(rows) if row.state == "measured"}
+    measured_rows = list(measured.values())
     methods = {row.cell.method.name for row in measured_rows}
     found: dict[tuple[int, BackendPair], CellJudgment] = {}
     for pair in pairs if measured else ():
         tails = {method: _judge_tails(measured_rows, pair, method, limits) for method in methods}
-        for number, row in measured:
+        for number, row in measured.items():
             samples = samples_for(row, pair)
             drawn = dict[Side, tuple[TokenComparison, Tensor | None]]()
             for side, one in samples.items():

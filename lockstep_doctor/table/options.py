@@ -31,9 +31,10 @@ def ranks_of(backend: BackendName) -> Parallel:
         InputError: A size is given twice.
     """
     sizes = _LAYOUT.findall(backend.partition("-")[2])
-    if len({name for name, _ in sizes}) < len(sizes):
+    named = dict(sizes)
+    if len(named) < len(sizes):
         raise InputError(f"backends: {backend} gives one size twice; give each once")
-    return Parallel(**{name: int(size) for name, size in sizes})
+    return Parallel(**{name: int(size) for name, size in named.items()})
 
 
 class DoctorData(PromptSection):

@@ -240,7 +240,12 @@ class RankTap:
         """Returns logits [T, V] and the learner's log-probabilities [T − 1] (on the last stage
         only), and values by cut.
         """
-        batch = _pack_behind(tokens_T, self._neighbors)
+        # the sequence comes after its neighbors, parts of the reversed sequence
+        others = [tokens_T.flip(0)[: len(tokens_T) - number] for number in range(self._neighbors)]
+        tokens = torch.cat([*others, tokens_T])
+        lengths = torch.tensor(list(map(len, (*others, tokens_T))))
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        batch = Batch(tokens, lengths, {"mask": mask}, entropy=False)
         cut = self._lay_out(batch).cut.map_tensors(lambda x: x.to(self._learner.device))
         first = int(batch.starts[-1])
         share = RankShare.from_row_share(cut, first, len(tokens_T), self._ranks)
@@ -297,12 +302,3 @@ class RankTap:
         count = int(batch.lengths[-1])
         state_T = torch.arange(first, first + count)
         return replace(laid, read=OutputStates.from_share(laid.cut, state_T, state_T.roll(-1)))
-
-
-def _pack_behind(tokens_T: Tensor, neighbors: int) -> Batch:
-    """Packs a sequence after `neighbors` others, which are parts of the reversed sequence."""
-    others = [tokens_T.flip(0)[: len(tokens_T) - number] for number in range(neighbors)]
-    tokens = torch.cat([*others, tokens_T])
-    lengths = torch.tensor(list(map(len, (*others, tokens_T))))
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    return Batch(tokens, lengths, {"mask": mask}, entropy=False)

@@ -63,7 +63,6 @@ ON_GPUS_ALONE = (
 )
 
 BRANCHES = {
-    "learners/host_memory.py HostMemory._find_storage": TURNS,
     "learners/host_memory.py HostMemory._pair_chunks": TURNS,
     "learners/host_memory.py HostMemory.offload_tensors": TURNS,
     "learners/megatron/backend.py MegatronTraining.require_model": BF16,

@@ -140,9 +140,7 @@ class DistillRecipe(SampledRecipe):
     def largest_step(self) -> Load:
         its = self.distill
         prompt = self.data.max_prompt_tokens
-        sections = [
-            section for section in (self.sampling, self.validation_sampling) if section is not None
-        ]
+        sections = filter(None, (self.sampling, self.validation_sampling))
         generated = max((prompt + section.max_tokens for section in sections), default=0)
         return Load(
             its.max_tokens or generated,

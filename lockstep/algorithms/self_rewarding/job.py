@@ -83,6 +83,8 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     by_current_weights = replace(workers.collector, engine=engine)
     steps = options.max_iterations * settings.steps_per_iteration
     steps = steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps)
+    reward = recipe.validation_reward
+    graded = None if reward is None else open_held_out(recipe, setup, reward)
     return Job(
         step=partial(self_rewarding_step, workers=workers, settings=settings),
         run_length=RunLength(steps, None, options.global_batch_size),
@@ -93,7 +95,15 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         },
         validate=_combine_validations(
             build_pair_validation(recipe, held_out, workers, settings),
-            _build_reward_validation(recipe, by_current_weights, setup),
+            measure_answers(
+                recipe,
+                setup,
+                graded,
+                by_current_weights,
+                recipe.validation_sampling,
+                None,
+                own=reward,
+            ),
             validate_figures(measure_judges(known, judge, meta, actor, engine)),
         ),
         data=describe(prompts, "prompts"),
@@ -163,17 +173,6 @@ def _combine_validations(*measures: ValidationFunction | None) -> ValidationFunc
     if present:
         return lambda step: sum((measure(step) for measure in present), Validation(Metrics()))
     return None
-
-
-def _build_reward_validation(
-    recipe: SelfRewardingRecipe, collector: RolloutCollector, setup: Setup
-) -> ValidationFunction | None:
-    """Builds the validation of held-out answers by a reward instead of the policy's judgment."""
-    reward = recipe.validation_reward
-    rows = None if reward is None else open_held_out(recipe, setup, reward)
-    return measure_answers(
-        recipe, setup, rows, collector, recipe.validation_sampling, None, own=reward
-    )
 
 
 def open_first_iteration(

@@ -30,6 +30,7 @@ from lockstep.judge.options import MetaJudgeSection
 from lockstep.judge.verdicts import PairWinner
 from lockstep.objectives.battles import (
     BattleResults,
+    BattleWinner,
     bradley_terry,
     consistent_wins,
     position_weighted_wins,
@@ -125,19 +126,22 @@ def judge_pairs(
     judged = meta.judge([case for one in doubted for case in _build_battle_cases(one, step)])
     fought = iter(judged)
     battles: list[BattleResults] = []
+    pairs: list[JudgePair] = []
     for one in doubted:
-        battles.append(
-            {order: next(iter(next(fought).values), None) for order in one.battle_orders}
-        )
-    found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
-    pairs = [pair for pair in found if pair is not None]
+        own: dict[tuple[int, int], BattleWinner | None] = {}
+        for order in one.battle_orders:
+            own[order] = next(iter(next(fought).values), None)
+        battles.append(own)
+        pair = _best_and_worst(one, own, meta)
+        if pair is not None:
+            pairs.append(pair)
     kept = balance_classes([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
     compared = count_comparisons(battles)
     winners = [winner for own in battles for winner in own.values() if winner is not None]
     metrics = judge_metrics(judged) + Metrics(
         first_wins=Mean(winners.count("A"), len(winners)),
         consistent=Mean(compared.consistent, compared.total),
-        undecided=Mean(len(found) - len(pairs), len(found)),
+        undecided=Mean(len(doubted) - len(pairs), len(doubted)),
         elo_gap=Mean(sum(pair.elo_gap for pair in pairs), len(pairs)),
         too_long=Sum(len(varied) - len(fitting)),
     )
@@ -196,11 +200,10 @@ def _pick_disputed_responses(
         0.0 if cut[i] or one.shortened else score_variance(one) or 0.0
         for i, one in enumerate(judged)
     ]
-    groups = (
-        range(start, start + ranked.group_size)
-        for start in range(0, len(variances), ranked.group_size)
-    )
-    indices = [max(group, key=variances.__getitem__) for group in groups]
+    indices: list[int] = []
+    for start in range(0, len(variances), ranked.group_size):
+        group = range(start, start + ranked.group_size)
+        indices.append(max(group, key=variances.__getitem__))
     disputed: list[DisputedResponse] = []
     for i in sorted(indices, key=variances.__getitem__, reverse=True):
         if variances[i] > 0:

@@ -101,14 +101,14 @@ class PromptWriter:
             start = outcomes.total()
             attempts = range(start, min(start + count - len(found), limit))
             requests = [self._build_request(iteration, number) for number in attempts]
-            keys = [
-                keyed.hash_key(self.seed, "new prompts", iteration, number) for number in attempts
-            ]
-            excess = self.answering.count_excess_tokens(requests)
-            fitting = [i for i, tokens in enumerate(excess) if not tokens]
-            answers = self.answering.answer_conversations(
-                [requests[i] for i in fitting], [keys[i] for i in fitting]
-            )
+            excesses = self.answering.count_excess_tokens(requests)
+            fitting: list[ChatConversation] = []
+            keys: list[int] = []
+            for number, request, excess in zip(attempts, requests, excesses, strict=True):
+                if not excess:
+                    fitting.append(request)
+                    keys.append(keyed.hash_key(self.seed, "new prompts", iteration, number))
+            answers = self.answering.answer_conversations(fitting, keys)
             outcomes["request_too_long"] += len(attempts) - len(answers)
             for answer in answers:
                 if answer is None:

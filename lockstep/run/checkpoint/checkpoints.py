@@ -199,21 +199,21 @@ class CheckpointStore:
         """Lists steps and folders, oldest first, without reading them."""
         if not self.folder.is_dir():
             return []
-        matches = [
-            (re.fullmatch(r"step_(\d{6,})", path.name), path) for path in self.folder.iterdir()
-        ]
-        return sorted((int(match[1]), path) for match, path in matches if match)
+        found: list[tuple[int, Path]] = []
+        for path in self.folder.iterdir():
+            match = re.fullmatch(r"step_(\d{6,})", path.name)
+            if match:
+                found.append((int(match[1]), path))
+        return sorted(found)
 
     def rank_by_score(self) -> list[tuple[float, int, Path]]:
         """Score, step and folder of scored checkpoints, best last; older ones win ties."""
-        scored = [
-            (_read_manifest(path).get("score"), step, path)
-            for step, path in self.list_checkpoints()
-        ]
-        numbers = [
-            (score, step, path) for score, step, path in scored if isinstance(score, int | float)
-        ]
-        return sorted(numbers, key=lambda entry: (entry[0], -entry[1]))
+        scored: list[tuple[float, int, Path]] = []
+        for step, path in self.list_checkpoints():
+            score = _read_manifest(path).get("score")
+            if isinstance(score, int | float):
+                scored.append((score, step, path))
+        return sorted(scored, key=lambda entry: (entry[0], -entry[1]))
 
     def _build_temporary_path(self, name: str) -> Path:
         """A new path for a temporary folder; leftovers of earlier ones may exist."""

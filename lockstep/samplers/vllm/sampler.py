@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from operator import itemgetter
@@ -121,11 +121,10 @@ class VLLMSampler:
         answers = chain.from_iterable(
             self._stream_outputs([(tokens, scoring) for tokens in sequences])
         )
-        columns = (
-            (0.0, *pick_logprobs(sequences[index][1:], output.prompt_logprobs[1:]))
-            for index, output in sorted(answers, key=itemgetter(0))
-        )
-        return _flatten_rows(columns) * batch.mask
+        found: list[float] = []
+        for index, output in sorted(answers, key=itemgetter(0)):
+            found += [0.0, *pick_logprobs(sequences[index][1:], output.prompt_logprobs[1:])]
+        return torch.tensor(found) * batch.mask
 
     def join(self, route: TransferRoute) -> None:
         """Opens the route for weights; `route` is for vLLM's first worker."""
@@ -322,32 +321,32 @@ class VLLMSampler:
     def _build_batch(
         self, requests: Sequence[Request], outputs: Sequence[Any], sampling: SamplingParams
     ) -> Batch:
-        responses = [output.outputs[0] for output in outputs]
-        for response in responses:
+        tokens: list[int] = []
+        lengths: list[int] = []
+        mask: list[bool] = []
+        logprobs: list[float] = []
+        truncated: list[bool] = []
+        for request, output in zip(requests, outputs, strict=True):
+            prompt = request.tokens
+            response = output.outputs[0]
             if response.finish_reason not in ("stop", "length"):
                 raise RuntimeError(
                     f"vLLM ended a response with {response.finish_reason!r} "
                     f"({response.stop_reason})"
                 )
-        truncated = [response.finish_reason == "length" for response in responses]
-        prompts = [request.tokens for request in requests]
-        pairs = list(zip(prompts, responses, strict=True))
+            own = response.token_ids
+            tokens += [*prompt, *own]
+            lengths.append(len(prompt) + len(own))
+            mask += [False] * len(prompt) + [True] * len(own)
+            logprobs += [0.0] * len(prompt) + pick_logprobs(own, response.logprobs)
+            truncated.append(response.finish_reason == "length")
         return Batch(
-            _flatten_rows((*prompt, *response.token_ids) for prompt, response in pairs),
-            torch.tensor([len(prompt) + len(response.token_ids) for prompt, response in pairs]),
-            {
-                "mask": _flatten_rows(
-                    [False] * len(prompt) + [True] * len(response.token_ids)
-                    for prompt, response in pairs
-                ),
-                "sampler_logprob": _flatten_rows(
-                    [0.0] * len(prompt) + pick_logprobs(response.token_ids, response.logprobs)
-                    for prompt, response in pairs
-                ),
-            },
+            torch.tensor(tokens),
+            torch.tensor(lengths),
+            {"mask": torch.tensor(mask), "sampler_logprob": torch.tensor(logprobs)},
             {
                 "truncated": torch.tensor(truncated),
-                "version": torch.full((len(pairs),), self._version),
+                "version": torch.full((len(lengths),), self._version),
             },
             sampling,
         )
@@ -415,7 +414,3 @@ def _describe_error(error: Exception) -> str:
 def pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
     """Picks each token's log-probability from vLLM's output for its position."""
     return [entry[token].logprob for token, entry in zip(tokens, entries, strict=True)]
-
-
-def _flatten_rows(rows: Iterable[Iterable[Any]]) -> Tensor:
-    return torch.tensor(list(chain.from_iterable(rows)))
