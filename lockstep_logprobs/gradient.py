@@ -66,7 +66,7 @@ class RowGradient:
         gradient_MK: Tensor | None,
         gradient_M: Tensor | None,
     ) -> RowGradient:
-        """Builds it from the gradients of log p and of the entropy; None if no loss uses one."""
+        """The numbers for the gradients of log p and the entropy; None if no loss uses one."""
         if gradient_MK is None:
             own_MK = torch.zeros_like(scores.logprob)
         else:

@@ -295,7 +295,7 @@ def _gather_tile(logits_MV: Tensor, tile_M: Tensor) -> Tensor:
 
 
 def _find_crossing(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Finds where the running sum passes uniform · total [M], and by how much, float64 [M]."""
+    """Finds the index at which the running sum passes uniform · total [M], and the excess [M]."""
     sum_MK = weight_MK.cumsum(-1, dtype=torch.float64)
     aim_M1 = uniform_M[:, None] * sum_MK[:, -1:]
     # K, if sums are NaN

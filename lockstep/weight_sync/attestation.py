@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class WeightAttestation:
     """The weights that one engine holds after a weight sync.
 
-    Names are the sent names.
+    Tensors have the names under which they were sent.
 
     Attributes:
         version: Version of the weights.

@@ -106,7 +106,7 @@ def test_template_that_rewrites_earlier_turns_is_reported_and_splits_the_convers
     assert "rewrites earlier turns in 1 of the first 2 conversations" in capfd.readouterr().err
 
 
-def test_one_bad_turn_refuses_its_conversation(tmp_path: Path, tokenizer: Any) -> None:
+def test_conversation_with_one_bad_turn_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     bad = [ask("Who?"), say("Li</s>ly."), ask("And?"), say("A cat.")]
     with pytest.raises(DataError, match="line 1: has </s>, a stop token of the model, inside"):
         learn(tmp_path, tokenizer, [bad])
@@ -114,6 +114,6 @@ def test_one_bad_turn_refuses_its_conversation(tmp_path: Path, tokenizer: Any) -
     assert rows.selection.bad.count == 1
 
 
-def test_all_turns_without_conversations_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+def test_all_turns_option_without_conversations_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(InputError, match="all_turns requires whole conversations"):
         learn(tmp_path, tokenizer, TALKS, messages=None, prompt="{messages}")

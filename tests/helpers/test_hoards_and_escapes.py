@@ -83,7 +83,7 @@ def test_all_processes_of_a_program_have_one_memory_limit(orphans: bool) -> None
     assert SANDBOX.capture_output(program.replace("SIZE", "80"), "") is None
 
 
-def test_a_program_s_memory_is_limited_while_its_test_waits() -> None:
+def test_memory_of_program_is_limited_while_its_test_waits() -> None:
     program = (
         "ORPHANS = False\ndef hold():" + TOGETHER.replace("\n", "\n    ") + "\n    return 'held'"
     )

@@ -166,7 +166,7 @@ def test_new_adapters_leave_outputs_unchanged_and_match_peft_initialization(mode
     assert not any(tensor.any() for name, tensor in ours.items() if ".lora_B." in name)
 
 
-def test_all_linear_as_peft_says_it_adapts_every_linear_layer(models: Models) -> None:
+def test_all_linear_adapts_every_linear_layer_as_in_peft(models: Models) -> None:
     named, unnamed = (
         held(taught(models("llama"), own=section(target_modules=words), steps=0))
         for words in ("all-linear", None)

@@ -43,7 +43,7 @@ def test_known_judgments_match_scores_of_held_out_prompts(tmp_path: Path) -> Non
     assert len({row["score"] for row in rows}) == 6
 
 
-def test_the_winner_of_a_known_comparison_is_wrong_less_often(tmp_path: Path) -> None:
+def test_winner_of_known_comparison_has_fewer_wrong_verdicts(tmp_path: Path) -> None:
     rows = made(tmp_path, "comparisons.jsonl", known=60)
     for row in rows:
         wrong = {

@@ -212,7 +212,7 @@ def test_healthy_dump_sides_agree_with_model(
     assert list(describe_dump(found))[-1] == "both sides agree with the model"
 
 
-def test_the_temperature_of_the_dump_says_which_side_is_wrong(folder: Path, tmp_path: Path) -> None:
+def test_dump_temperature_decides_which_side_is_wrong(folder: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", cold(IDS), score(IDS), temperature=0.7)
     found = locate_dump(path, folder)
     assert [(one.side, one.stage, one.change) for one in found.wrong_sides] == [
