@@ -32,15 +32,17 @@ def run_command(options: argparse.Namespace) -> int:
     from lockstep.config.recipe_files import find_shipped
 
     if options.recipe is None:
-        print(
-            "\n".join(
-                f"{name:<44} {read_headline(path.read_text(encoding='utf-8'))}"
-                for name, path in find_shipped().items()
-            )
-        )
+        for name, path in find_shipped().items():
+            print(f"{name:<44} {read_headline(path.read_text(encoding='utf-8'))}")
         return 0
-    keys = [word for word in options.overrides if re.fullmatch(r"\w+(\.\w+)*", word)]
-    loaded = load_recipe(options.recipe, [word for word in options.overrides if word not in keys])
+    keys: list[str] = []
+    overrides: list[str] = []
+    for word in options.overrides:
+        if re.fullmatch(r"\w+(\.\w+)*", word):
+            keys.append(word)
+        else:
+            overrides.append(word)
+    loaded = load_recipe(options.recipe, overrides)
     print(
         explain_options(loaded, keys)
         if keys or options.explain

@@ -296,9 +296,12 @@ def _resolve_layers(
     Later layers win.
     """
     overriding, misspelled = parse_overrides(overrides)
-    named = [layer.tree.get("algorithm") for layer in [*layers, *overriding]]
-    named = [algorithm for algorithm in named if isinstance(algorithm, str)]
-    kind = registry.find_algorithm(named[-1]) if named else None
+    named = ""
+    for layer in [*layers, *overriding]:
+        algorithm = layer.tree.get("algorithm")
+        if isinstance(algorithm, str):
+            named = algorithm
+    kind = registry.find_algorithm(named) if named else None
     if kind is None:
         raise RecipeError(
             f"{_find_last_layer(layers, overriding, ['algorithm']).source}: "

@@ -161,10 +161,9 @@ class ClippedValue:
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         assert outputs.value is not None, "the critic's loss needs a head that gives values"
         mask_N = batch.mask
-        value_N, old_N, return_N = (
-            zero_outside_mask(column, mask_N)
-            for column in (outputs.value, batch["old_value"], batch["return"])
-        )
+        value_N = zero_outside_mask(outputs.value, mask_N)
+        old_N = zero_outside_mask(batch["old_value"], mask_N)
+        return_N = zero_outside_mask(batch["return"], mask_N)
         loss_N, clipped_N = clip_value_loss(value_N, old_N, return_N, self.clip)
         total = loss_N.sum()
         count = mask_N.sum()

@@ -79,12 +79,12 @@ class ModelSizes:
         products = 0
         for module in blocks[0].modules():
             if isinstance(module, nn.Linear):
-                products += sum(parameter.numel() for parameter in module.parameters())
+                products += _count_parameters(module)
         table = _count_matrix(model.get_input_embeddings())
         head = _count_matrix(model.get_output_embeddings())
         own_head = 0 if fields.get("tie_word_embeddings") else head
-        total = sum(parameter.numel() for parameter in model.parameters())
-        layer = sum(parameter.numel() for parameter in blocks[0].parameters())
+        total = _count_parameters(model)
+        layer = _count_parameters(blocks[0])
         adapted = [] if lora is None else find_adapted(model, lora)
         rank = 0 if lora is None else lora.rank
         return cls(
@@ -146,6 +146,10 @@ class ModelSizes:
         """Parameters outside the layers that such a rank uses; `head` is the learner's."""
         cut = self.table + (self.head if scores_tokens(head) else 0)
         return -(-cut // tp) + self.rest + (0 if scores_tokens(head) else self.hidden + 1)
+
+
+def _count_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _count_matrix(module: nn.Module | None) -> int:

@@ -359,9 +359,13 @@ def require_same_files(loaded: LoadedRecipe) -> None:
     with suppress(OSError, InputError):
         if recipe.model.path is not None:
             digests |= model_files(find_weights_folder(str(recipe.model.path)))
-    now = {name: own for name, own in digests.items() if not name.startswith("recipe.")}
-    then = {name: noted[name] for name in now if name in noted}
-    changed = list_differences(then, {name: now[name] for name in then})
+    now = RunIdentity()
+    then = RunIdentity()
+    for name, own in digests.items():
+        if name in noted and not name.startswith("recipe."):
+            now[name] = own
+            then[name] = noted[name]
+    changed = list_differences(then, now)
     if changed:
         raise ChangedError(
             f"{folder} is finished, and was trained with different inputs:\n  "
