@@ -16,15 +16,15 @@ pytestmark = pytest.mark.full  # some seconds of tokenizing
 
 CEILINGS = {
     # figure: (ceiling, wanted); tokens and words in thousands
-    "lockstep": (321.8, 300),  # with 8 for issue 54, 12 of tests
+    "lockstep": (333.8, 300),  # with 8 for issue 54, 12 of tests; 15 for issue 55, 12 its endpoint
     "lockstep_doctor": (60, 60),
     "lockstep_logprobs": (28.1, 28),
     "lockstep_convert": (7.4, 9),
     "benchmarks": (90.1, 90),
-    "tests": (424, 400),
+    "tests": (429.6, 400),  # with 6 for the endpoint of issue 55, 4 for its ledger
     "options": (703, 540),
     "protocols": (17, 18),
-    "docs": (59, 60),  # 3 of them the page of what the mission measured
+    "docs": (60.3, 60),  # 3 of them the page of what the mission measured, .6 of issue 55
     "LOG.md": (6.9, 8),
 }
 

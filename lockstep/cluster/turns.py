@@ -104,6 +104,10 @@ class SamplerInTurn:
         self._leave()
         return self._sampler.load_weights(stream, version)
 
+    def show(self, name: str) -> Tensor:
+        self._leave()
+        return self._sampler.show(name)
+
     def wake(self) -> None:
         self._leave()
         self._sampler.wake()

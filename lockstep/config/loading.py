@@ -236,6 +236,19 @@ def load_section(kind: type[S], layer: RecipeLayer) -> S:
     return _validate_tree(kind, layer.tree, [layer], [])[0]
 
 
+def load_overrides(kind: type[S], overrides: Sequence[str]) -> S:
+    """Validates a section from overrides `key.sub=value`, over its defaults.
+
+    Raises:
+        RecipeError: One sentence per invalid option.
+    """
+    layers, misspelled = parse_overrides(overrides)
+    if misspelled:
+        raise RecipeError("\n".join(misspelled))
+    layers = _expand_scalars(layers)
+    return _validate_tree(kind, _join_layers(layers), [RecipeLayer("command", {})], layers)[0]
+
+
 def require_known_code(loaded: LoadedRecipe, run: str) -> None:
     """Raises InputError if an option taken from the recipe of `run` names unknown code."""
     for keys, reference, _ in list_references(loaded.dump_options()):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -69,12 +69,44 @@ class Sampler(Protocol):
         """
         ...
 
+    def show(self, name: str) -> Tensor:
+        """The tensor that the first engine computes with now, by its attested name."""
+        ...
+
     def wake(self) -> None:
         """Prepares to generate or to load weights."""
         ...
 
     def sleep(self) -> None:
         """Frees memory for a learner on the same device, if the recipe sets that."""
+        ...
+
+
+@runtime_checkable
+class ContinuousSampler(Protocol):
+    """A sampler in this process that takes new requests while others run."""
+
+    @property
+    def version(self) -> int | None: ...
+
+    def submit(self, request: Request, sampling: SamplingParams) -> int:
+        """Queues a request. Returns its number.
+
+        Raises:
+            InputError: The prompt leaves no room for a response.
+        """
+        ...
+
+    def advance(self) -> Mapping[int, Batch]:
+        """Generates some tokens of the submitted requests.
+
+        Returns:
+            Batches of one response, see `Sampler.pieces`, by the number of the request.
+        """
+        ...
+
+    def abort(self, number: int) -> None:
+        """Removes a request, whether it waits or runs."""
         ...
 
 

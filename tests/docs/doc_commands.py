@@ -58,6 +58,9 @@ OTHERS = {
         ),
         "wants the page's own class; tests/docs/test_own_model_guide.py runs both",
     ),
+    "lockstep serve MODEL --port 8000 --key sk-mine": (
+        "serves until it is interrupted; tests/docs/test_serve_guide.py starts it"
+    ),
     "lockstep watch my_run": (
         "serves until it is interrupted; tests/report/test_followed.py and "
         "tests/browser/test_live_page.py start it"

@@ -37,6 +37,7 @@ ELSEWHERE = {
     "docs/guides/logprobs.md": "tests/docs/test_logprobs_guide.py",
     "docs/guides/own_algorithm.md": "tests/docs/test_own_algorithm_guide.py",
     "docs/guides/own_model.md": "tests/docs/test_own_model_guide.py",
+    "docs/guides/serve.md": "tests/docs/test_serve_guide.py",
 }
 """Pages whose blocks another test runs."""
 CONCEPTS = [page for page in PAGES if page.parent.name == "concepts"]

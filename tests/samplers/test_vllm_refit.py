@@ -76,6 +76,9 @@ class Tampering(Sampler):
     def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]:
         return self._sampler.logprobs_of_each(batch)
 
+    def show(self, name: str) -> Tensor:
+        return self._sampler.show(name)
+
     def wake(self) -> None:
         self._sampler.wake()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.config import DType
+from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
 from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import is_exact
@@ -22,6 +24,9 @@ from lockstep.weight_sync.attestation import WeightAttestation
 
 _PIECE = 32
 """Minimum responses per piece while others are still running."""
+
+_PASSES = 8
+"""Maximum passes per `advance`; in 16 bits, each call casts the weights again."""
 
 
 class TorchSampler(ModelSampler):
@@ -46,6 +51,7 @@ class TorchSampler(ModelSampler):
         self._cache_bytes = cache_bytes
         self._scheduler: BatchScheduler | None = None
         self._awake = False
+        self._submitted = dict[int, tuple[Request, SamplingParams]]()
 
     def pieces(
         self, requests: Sequence[Request], sampling: SamplingParams
@@ -67,6 +73,33 @@ class TorchSampler(ModelSampler):
         finally:
             for number in waiting:
                 scheduler.abort(number)
+
+    def submit(self, request: Request, sampling: SamplingParams) -> int:
+        """See `samplers.base.ContinuousSampler`; only while awake."""
+        assert self._awake, "a sampler wakes before it takes requests"
+        require_room([request], self._context)
+        number = self._open_scheduler().submit(request, sampling)
+        self._submitted[number] = request, sampling
+        return number
+
+    def advance(self) -> Mapping[int, Batch]:
+        scheduler = self._open_scheduler()
+        try:
+            with self._guard_autocast():
+                done = _run_until_finished(scheduler, self._submitted, 1, _PASSES)
+        except NotFinite as broken:
+            request, _ = self._submitted[broken.number]
+            self._submitted.clear()
+            raise self._not_finite([request], 0, broken.token) from None
+        found = dict[int, Batch]()
+        for number, response in done.items():
+            request, sampling = self._submitted.pop(number)
+            found[number] = self._assemble_batch([request], [response], sampling)
+        return found
+
+    def abort(self, number: int) -> None:
+        if self._submitted.pop(number, None) is not None:
+            self._open_scheduler().abort(number)
 
     def load_weights(
         self, stream: Iterable[tuple[str, Tensor]], version: int
@@ -129,15 +162,16 @@ class TorchSampler(ModelSampler):
 
 
 def _run_until_finished(
-    scheduler: BatchScheduler, numbers: Iterable[int], count: int
+    scheduler: BatchScheduler, numbers: Iterable[int], count: int, passes: int | None = None
 ) -> dict[int, Response]:
-    """Makes passes until `count` of some requests have ended, or all of them.
+    """Makes passes, at most `passes`, until `count` of some requests have ended, or all of them.
 
     Returns their responses by number.
     """
     left = set(numbers)
     done = dict[int, Response]()
-    while left and len(done) < count:
+    most = scheduler.passes + passes if passes is not None else math.inf
+    while left and len(done) < count and scheduler.passes < most:
         scheduler.step()
         for number in left & scheduler.finished.keys():
             done[number] = scheduler.finished.pop(number)

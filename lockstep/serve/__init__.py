@@ -1,0 +1,1 @@
+"""The policy as an endpoint: chat completions, completions and token generation over HTTP."""
