@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 from lockstep.config import DataSection
 from lockstep.core.errors import InputError
@@ -12,8 +14,10 @@ from lockstep.data.tool_template import ToolTemplate
 from lockstep.environments.options import EnvironmentSection
 from lockstep.environments.tools import MARKS
 from lockstep.models.source import ModelSource
+from lockstep.rollouts.agents import AgentRunner
 from lockstep.rollouts.episode_record import EpisodeObservation
 from lockstep.rollouts.episodes import EpisodeRunner, ObservationEncoder
+from lockstep.serve.episodes import open_episode_server
 
 _MESSAGE = "Tried."
 
@@ -22,23 +26,32 @@ def start_episode_runner(
     section: EnvironmentSection | None,
     data: DataSection,
     source: ModelSource,
+    folder: Path,
     note: Callable[[str], None],
-) -> EpisodeRunner | None:
-    """Starts the environment of a recipe, if it has one.
+) -> EpisodeRunner | AgentRunner | None:
+    """Starts the environment or the agent of a recipe, if it has one.
 
     Args:
         section: The environment.
         data: The data section, which declares whether prompts are conversations.
         source: The model.
+        folder: The run's folder, for the ledger of agents.
         note: Shows a line about failed episodes.
 
     Raises:
-        EnvironmentFault: The environment cannot be found.
-        InputError: A stop string is not a token of this model, its chat template does not support
-            messages after an answer, or it cannot read the format of tool calls.
+        EnvironmentFault: The environment or the agent cannot be found.
+        InputError: The endpoint's packages are missing; or a stop string is not a token of this
+            model, its chat template does not support messages after an answer, or it cannot read
+            the format of tool calls.
     """
     if section is None:
         return None
+    if section.is_agent:
+        from lockstep.serve.server import PolicyServer  # which needs packages of its own
+
+        longest = data.max_prompt_tokens + section.max_tokens
+        serve = partial(open_episode_server, PolicyServer, source, section.max_turns, longest)
+        return AgentRunner(section, serve, folder, note)
     stops = tuple(_find_stop_token(text, source) for text in section.stop)
     if section.tool_format is not None:
         if not is_chat(data):

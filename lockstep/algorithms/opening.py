@@ -27,6 +27,7 @@ from lockstep.monitor.watch import FLOOR, DriftWatch
 from lockstep.rewards.options import RewardSection
 from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rewards.row_rules import build_row_rule
+from lockstep.rollouts.agents import AgentRunner
 from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.rollouts.evaluation import grading, sample_answers
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
@@ -201,7 +202,7 @@ def open_sampling(
     sampler: Sampler,
     *,
     cure: str = "",
-    episodes: EpisodeRunner | None = None,
+    episodes: EpisodeRunner | AgentRunner | None = None,
     grades: EnvironmentSection | None = None,
     best_reward: float | None = None,
 ) -> SampledAnswers:

@@ -23,6 +23,7 @@ from lockstep.learners.base import Learner
 from lockstep.models.source import ModelSource
 from lockstep.rewards.base import Reward
 from lockstep.rewards.options import RewardSection
+from lockstep.rollouts.agents import AgentRunner
 from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.samplers.base import Sampler
 
@@ -107,7 +108,7 @@ class Setup(Protocol):
 
     def start_environment(
         self, section: EnvironmentSection | None, judge: str | None
-    ) -> EpisodeRunner | None:
+    ) -> EpisodeRunner | AgentRunner | None:
         """Starts the environment, if any; `judge` is the option that replaces its rewards."""
         ...
 

@@ -43,6 +43,7 @@ from lockstep.config.run_name import find_run_folder
 from lockstep.config.trust import list_references, require_known
 from lockstep.config.validation import FaultyTree, drop_conflicting_options, validate_tree
 from lockstep.system import yaml12
+from lockstep.system.command_line import repeat_command
 from lockstep.system.printable import note_once
 from lockstep.system.records import is_file, read_record
 
@@ -66,6 +67,9 @@ SHORT_FORMS = {
     "validation_reward": "type",
 }
 """Sections that a scalar can stand for, each with the option that the scalar sets."""
+COMMAND = ("environment", "command")
+"""The option that starts a program, whose code no digest covers."""
+
 COLUMNS = "columns.json"
 """File in a run's folder with the options of `data` inferred from its rows' columns."""
 
@@ -251,6 +255,13 @@ def load_overrides(kind: type[S], overrides: Sequence[str]) -> S:
 
 def require_known_code(loaded: LoadedRecipe, run: str) -> None:
     """Raises InputError if an option taken from the recipe of `run` names unknown code."""
+    command = yaml12.find_value(loaded.dump_options(), COMMAND)
+    if command is not None and loaded.find_origin(COMMAND) == run:
+        option = f"{'.'.join(COMMAND)}={command}"
+        raise RecipeError(
+            f"{run}: {option} starts a program; a run may come from someone else, so if you trust "
+            f"it: {repeat_command(option) or option}"
+        )
     for keys, reference, _ in list_references(loaded.dump_options()):
         if loaded.find_origin(keys) == run:
             require_known(Path(run), ".".join(keys), reference)

@@ -79,6 +79,8 @@ class EvalRecipe(Recipe):
             raise ValueError(
                 "nothing scores the responses; set reward, or an environment with rewards"
             )
+        if self.environment is not None:
+            self.environment.require_judge(self.reward)
         settings = {"greedy": self.greedy and self.greedy.as_sampling, "sampling": self.sampling}
         penalizing: list[str] = []
         for name, own in settings.items():

@@ -40,6 +40,7 @@ from lockstep.report.progress import RunProgress, show_progress
 from lockstep.rewards.build import OpenJudge, build_reward
 from lockstep.rewards.options import RewardJudge
 from lockstep.rewards.row_rules import build_row_rule
+from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.rollouts.evaluation import (
     GradedSample,
     GradingRule,
@@ -216,9 +217,10 @@ def _answer_and_grade(
     ):
         files = group_files(recipe.data.validation)
         environment = start_episode_runner(
-            recipe.environment, recipe.data.in_order, source, progress.show_note
+            recipe.environment, recipe.data.in_order, source, folder, progress.show_note
         )
-        data = recipe.data.in_order.with_tools([] if environment is None else environment.tools)
+        tools = environment.tools if isinstance(environment, EpisodeRunner) else []
+        data = recipe.data.in_order.with_tools(tools)
         rows = open_prompts(files, data, source.tokenizer, build_row_rule(recipe.reward))
         remark = describe_template(source, data)
         if remark is not None:

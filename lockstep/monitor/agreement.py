@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core import keyed
-from lockstep.core.batch import Batch
+from lockstep.core.batch import PATH, Batch
 from lockstep.core.errors import BrokenPromiseError
 from lockstep.core.metrics import LastValue, Max, Mean, Metrics, Sum
 from lockstep.learners.base import Learner
@@ -90,11 +90,13 @@ class AgreementState:
         total: Tally of all steps.
         broken: True if a violation was reported.
         not_recomputed: Number of tokens that were not compared.
+        http_episodes: Number of episodes of agents.
     """
 
     total: MismatchTally = field(default_factory=MismatchTally)
     broken: bool = False
     not_recomputed: int = 0
+    http_episodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class ExactnessCertificate:
         largest_gap: Largest |Δ| of a compared token, nats.
         exact_kernels: True if both sides use the kernels of `models.exact`.
         reason: Reason why the level is not higher; None: the level is E2, or E3 if tested.
+        http_episodes: Number of episodes of agents, whose tokens came through HTTP.
     """
 
     level: Literal["none", "E0", "E1", "E2", "E3", "E4"]
@@ -121,6 +124,7 @@ class ExactnessCertificate:
     largest_gap: float
     exact_kernels: bool
     reason: str | None = None
+    http_episodes: int = 0
 
     @classmethod
     def from_tally(
@@ -230,6 +234,8 @@ class Agreement:
         )
         if self.watch is not None:
             metrics += self.watch(step, version, some, snapshot)
+        if PATH in batch.token:
+            state = replace(state, http_episodes=state.http_episodes + len(batch))
         self.state = state
         return metrics
 
@@ -293,9 +299,10 @@ class Agreement:
     @property
     def certificate(self) -> ExactnessCertificate:
         """The exactness level of the run so far, with its evidence."""
-        return ExactnessCertificate.from_tally(
+        certificate = ExactnessCertificate.from_tally(
             self.state.total, self._promise, self.state.not_recomputed
         )
+        return replace(certificate, http_episodes=self.state.http_episodes)
 
     def dump_state(self) -> dict[str, Any]:
         """The state as JSON types."""
@@ -307,7 +314,10 @@ class Agreement:
     def restore_state(self, saved: Mapping[str, Any]) -> None:
         """Restores the state from `dump_state`."""
         self.state = AgreementState(
-            MismatchTally(**saved["total"]), saved["broken"], saved.get("not_recomputed", 0)
+            MismatchTally(**saved["total"]),
+            saved["broken"],
+            saved.get("not_recomputed", 0),
+            saved.get("http_episodes", 0),
         )
         if self.watch is not None and saved["watch"] is not None:
             self.watch.restore_state(saved["watch"])
@@ -329,8 +339,11 @@ class Agreement:
             self._check_bound(step, now, total, metrics)
         if promise.exact and now.mismatches:
             self._check_bits(step, now, metrics)
-        return metrics, AgreementState(
-            total, self.state.broken or broken, self.state.not_recomputed + not_recomputed
+        return metrics, replace(
+            self.state,
+            total=total,
+            broken=self.state.broken or broken,
+            not_recomputed=self.state.not_recomputed + not_recomputed,
         )
 
     def _check_bound(

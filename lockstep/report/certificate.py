@@ -32,6 +32,7 @@ class ReadCertificate:
         largest_gap: Largest |Δ| of a token, nats.
         not_recomputed: Number of tokens that were not compared.
         reason: Why the level is not E2; None if it is.
+        http_episodes: Number of episodes of agents, whose tokens came through HTTP.
     """
 
     level: Literal["none", "E0", "E1", "E2", "E3", "E4"]
@@ -40,6 +41,7 @@ class ReadCertificate:
     largest_gap: float
     not_recomputed: int
     reason: str | None
+    http_episodes: int = 0
 
     @classmethod
     def from_file(cls, file: Path) -> ReadCertificate | None:
@@ -56,8 +58,12 @@ class ReadCertificate:
         else:
             left = ""
         why = "" if self.reason is None else f", because {self.reason}"
+        if self.http_episodes:
+            source = f"of {self.http_episodes:,} episodes through HTTP "
+        else:
+            source = ""
         return (
-            f"{self.level}, {_WORDS[self.level]}: {self.tokens:,} tokens compared, "
+            f"{self.level}, {_WORDS[self.level]}: {self.tokens:,} tokens {source}compared, "
             f"{self.mismatches:,} not bitwise equal, largest gap {self.largest_gap:g} "
             f"nats{left}{why}"
         )

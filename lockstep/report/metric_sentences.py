@@ -36,6 +36,14 @@ BY_NAME = {
     "train/grad_norm": "Norm of the gradient before clipping.",
     "train/environment_faults": "Share of episodes that ended because the environment failed.",
     "train/turns": "Mean number of turns per episode.",
+    "train/paths": "Mean number of token sequences per episode of an agent.",
+    "train/forks": "Mean number of times that an agent's conversation went on from a changed past.",
+    "train/roots": "Mean number of conversations per episode of an agent.",
+    "train/turns_dropped": "Turns that agents discarded and asked again; they are not trained on.",
+    "train/turns_untrainable": (
+        "Turns without a log-probability for each of their tokens; they are not trained on."
+    ),
+    "train/turns_retokenized": "Trained tokens that differ from the drawn ones; always 0.",
     "train/tool_calls": "Mean number of tool calls per episode.",
     "train/malformed_calls": (
         "Share of tool calls that are malformed: invalid JSON or invalid arguments."

@@ -88,10 +88,12 @@ class EpisodeRunner:
         self._decode = decode
         self._note = note
         self._together = False
-        log_code_file("environment.class_name", section.class_name)
+        class_name = section.class_name
+        assert class_name is not None, "an agent has an AgentRunner"
+        log_code_file("environment.class_name", class_name)
         options = () if section.tool_format is None else (section.tool_format,)
         self._children = [
-            build_child(environment.__name__, section.class_name, *options)
+            build_child(environment.__name__, class_name, *options)
             for _ in range(section.max_concurrency)
         ]
         self._start_process(self._children[0])
@@ -167,7 +169,7 @@ class EpisodeRunner:
         negative = next((episode for episode in episodes if episode.lowest < 0), None)
         if negative is not None and not self.is_declared:
             self._negative = (
-                f"{negative.prompt.id}: environment.class_name {self._section.class_name} returned "
+                f"{negative.prompt.id}: {self._section.reference} returned "
                 f"the reward {negative.lowest:g}"
             )
         batch = make_batch(episodes, versions, sampling, list(map(self._final_reward, episodes)))
@@ -343,7 +345,7 @@ class EpisodeRunner:
         first = failed[0]
         failures = (
             f"{len(failed)} of {len(episodes)} episodes failed; the first: {first.prompt.id}, turn "
-            f"{len(first.responses)}: environment.class_name {self._section.class_name} "
+            f"{len(first.responses)}: {self._section.reference} "
             f"{first.fault}"
         )
         if len(failed) > limit * len(episodes):

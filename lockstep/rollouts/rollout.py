@@ -22,11 +22,13 @@ from lockstep.core.metrics import LastValue, Max, Mean, Metrics, Min, Sum, merge
 from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.rewards.base import CutOffReward, NoReward, Reward, compute_reward_results
 from lockstep.rewards.reward_model import RewardModelScorer
+from lockstep.rollouts.agents import AgentRunner
 from lockstep.rollouts.episode_record import PART
 from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.rollouts.sampler_session import SamplerSession
 
 _UNKNOWN = float("nan")
+_COUNTED = ("dropped", "untrainable", "retokenized")
 _GIVE_FINITE = "return a reward that fits in fp32, or None for no verdict"
 
 
@@ -132,6 +134,10 @@ class Rollouts:
             turns=Mean(self.batch["turns"].sum(), len(self.batch)),
             environment_faults=Sum(self.batch["environment_fault"].sum()),
         )
+        for name in ("paths", "forks", "roots") if "forks" in self.batch.sample else ():
+            metrics[name] = Mean(self.batch[name].sum(), len(self.batch))
+        for name in _COUNTED if "forks" in self.batch.sample else ():
+            metrics[f"turns_{name}"] = Sum(self.batch[name].sum())
         if "tool_calls" in self.batch.sample:
             calls = self.batch["tool_calls"].sum()
             metrics["tool_calls"] = Mean(calls, len(self.batch))
@@ -162,7 +168,7 @@ class RolloutCollector:
         reward: Scores responses; `NoReward` if the environment does.
         decode: Converts tokens to text.
         seed: Seed of the random numbers.
-        environment: Answers responses until the episode ends; None: single-turn.
+        environment: Runs episodes; None: single-turn.
         best_reward: The mean reward of the best policy, if the task declares it.
     """
 
@@ -171,13 +177,13 @@ class RolloutCollector:
     reward: Reward | RewardModelScorer
     decode: Callable[[Sequence[int]], str]
     seed: int
-    environment: EpisodeRunner | None = None
+    environment: EpisodeRunner | AgentRunner | None = None
     best_reward: float | None = None
 
     @property
     def terms(self) -> RewardTerms:
         """Declarations of the environment if it provides the rewards, else of reward and task."""
-        if self.environment is not None and isinstance(self.reward, NoReward):
+        if isinstance(self.environment, EpisodeRunner) and isinstance(self.reward, NoReward):
             declared = self.environment.is_declared
             best = self.environment.best_reward
             as_is = self.environment.keeps_rewards if declared else None
@@ -252,19 +258,29 @@ class RolloutCollector:
     ) -> Rollouts:
         repeated = [prompt for prompt in prompts for _ in range(num_generations)]
         requests = build_requests(prompts, position, num_generations, self.seed, role)
-        if self.environment is None:
-            batch = self.engine.generate(requests, sampling)
+        group = (self.engine, repeated, requests, sampling, num_generations)
+        if isinstance(self.environment, AgentRunner):
+            batch, responses = self.environment.run_episodes(*group)
+        elif self.environment is not None:
+            batch = self.environment.run_episodes(*group)
+            responses = self._decode_responses(batch, requests, sampling)
         else:
-            batch = self.environment.run_episodes(
-                self.engine, repeated, requests, sampling, num_generations
-            )
+            batch = self.engine.generate(requests, sampling)
+            responses = self._decode_responses(batch, requests, sampling)
+        columns, judging = self._score_responses(batch, repeated, responses)
+        batch = batch.with_columns(sample=columns)
+        if isinstance(self.environment, AgentRunner):
+            self.environment.record_scores(requests, batch["score"])
+        return Rollouts(batch, repeated, responses, judging, self.terms, num_generations)
+
+    def _decode_responses(
+        self, batch: Batch, requests: Sequence[Request], sampling: SamplingParams
+    ) -> list[str]:
         responses = list[str]()
         for request, tokens in zip(requests, batch.sequences(), strict=True):
             response = tokens[len(request.tokens) :].tolist()
             responses.append(self.decode(sampling.drop_stop(response)))
-        columns, judging = self._score_responses(batch, repeated, responses)
-        batch = batch.with_columns(sample=columns)
-        return Rollouts(batch, repeated, responses, judging, self.terms, num_generations)
+        return responses
 
     def _score_responses(
         self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]
@@ -275,7 +291,7 @@ class RolloutCollector:
         """
         if self.environment is None:
             return self._score_by_reward(batch, prompts, responses)
-        if isinstance(self.reward, NoReward):
+        if isinstance(self.reward, NoReward) and isinstance(self.environment, EpisodeRunner):
             self.environment.require_declared()
             return {"score": batch["environment_reward"]}, Metrics()
         columns, judging = self._score_by_reward(batch, prompts, responses)

@@ -110,6 +110,16 @@ class SamplerSession:
         require_responses(whose, batch, requests, sampling)
         return batch
 
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler, for an endpoint that draws from it until the session ends.
+
+        Raises:
+            RuntimeError: Outside the session.
+        """
+        self._require_open()
+        return self._sampler
+
     def logprobs(self, batch: Batch) -> Tensor:
         """Scores, see `Sampler.logprobs`.
 

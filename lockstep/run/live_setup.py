@@ -43,6 +43,7 @@ from lockstep.report.progress import RunProgress
 from lockstep.rewards.base import Reward
 from lockstep.rewards.build import build_reward
 from lockstep.rewards.options import RewardJudge, RewardSection
+from lockstep.rollouts.agents import AgentRunner
 from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.base import Sampler
@@ -153,12 +154,12 @@ class LiveSetup:
 
     def start_environment(
         self, section: EnvironmentSection | None, judge: str | None
-    ) -> EpisodeRunner | None:
-        if section is not None and judge is not None:
-            self.show_note(
-                f"environment.class_name {section.class_name}: {describe_rewards(judge)}"
-            )
-        return start_episode_runner(section, self.algorithm.data, self.source, self.show_note)
+    ) -> EpisodeRunner | AgentRunner | None:
+        if section is not None and judge is not None and not section.is_agent:
+            self.show_note(f"{section.reference}: {describe_rewards(judge)}")
+        return start_episode_runner(
+            section, self.algorithm.data, self.source, self.folder, self.show_note
+        )
 
     def open_judge(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
         if section.is_policy:

@@ -31,6 +31,7 @@ from lockstep.samplers.torch.sampler import TorchSampler
 ELSEWHERE = {
     "docs/guides/sweeps.md": "tests/sweeps/test_sweep.py",
     "README.md": "tests/api/test_loop.py",
+    "docs/guides/agents.md": "tests/environments/test_agents.py",
     "docs/guides/add_a_model.md": "tests/dist/test_new_family.py",
     "docs/guides/first_steps.md": "tests/docs/test_docs.py",
     "docs/guides/dumps.md": "tests/docs/test_dumps_guide.py",

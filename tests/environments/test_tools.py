@@ -29,7 +29,6 @@ from lockstep.environments.tools import (
     parse_calls,
 )
 from lockstep.models.source import ModelSource, open_source
-from lockstep.rollouts.episodes import EpisodeRunner
 
 
 def test_tool_calls_are_parsed_in_order_and_malformed_calls_give_reason() -> None:
@@ -270,14 +269,14 @@ def test_stop_text_may_be_one_token_only_inside_a_text(
     """As a newline is in SentencePiece, which begins a text with a space."""
     source = talker(CHAT)
 
-    def start(stop: str) -> EpisodeRunner | None:
+    def start(stop: str) -> object:
         section = {
             "class_name": "lockstep.environments.calculator:Calculator",
             "stop": [stop],
             "max_tokens": 9,
         }
         return start_episode_runner(
-            EnvironmentSection.model_validate(section), DATA, source, pytest.fail
+            EnvironmentSection.model_validate(section), DATA, source, Path(), pytest.fail
         )
 
     assert source.tokenizer.convert_ids_to_tokens(list(vars(start("\n"))["_stops"])) == ["<0x0A>"]

@@ -20,6 +20,7 @@ from lockstep.algorithms.policy_gradient.step import (
     sample_step,
 )
 from lockstep.algorithms.setup import Setup
+from lockstep.rollouts.episodes import EpisodeRunner
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def open_policy_gradient(
     else:
         reference = setup.learner(recipe.reference_role)
     episodes = setup.start_environment(recipe.environment, recipe.episode_judge)
-    if episodes is not None:
+    if isinstance(episodes, EpisodeRunner):
         recipe = recipe.model_copy(update={"data": recipe.data.with_tools(episodes.tools)})
     abandon: Callable[[], None] | None = None
     if options.one_step_ahead:

@@ -360,10 +360,13 @@ class PolicyGradientRecipe(RewardedRecipe):
                 ("sampling", self.sampling),
                 ("validation_sampling", self.validation_sampling),
             ):
-                if section.params().counts_response:
+                params = section.params()
+                self.environment.require_no_penalty(name, params.repetition_penalty)
+                if params.counts_response:
                     raise ValueError(
                         f"{name}.presence_penalty and frequency_penalty are not supported with an "
                         "environment; leave them at 0"
                     )
+            self.environment.require_judge(self.reward)
         if self.environment is not None and self.options.overlong_penalty is not None:
             raise ValueError("overlong_penalty is not supported with an environment; leave it out")

@@ -11,6 +11,7 @@ from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.ppo.step import PPOWorkers, policy_version, train_actor_and_critic
 from lockstep.algorithms.setup import Setup
 from lockstep.core.errors import InputError
+from lockstep.rollouts.agents import AgentRunner
 from lockstep.rollouts.episodes import EpisodeRunner
 
 
@@ -33,9 +34,9 @@ def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
     return open_policy_gradient(recipe, setup, build_parts)
 
 
-def _require_rewards_so_far(episodes: EpisodeRunner | None) -> None:
+def _require_rewards_so_far(episodes: EpisodeRunner | AgentRunner | None) -> None:
     """Raises InputError if truncated episodes have a final reward but are bootstrapped."""
-    if episodes is not None and not episodes.keeps_rewards:
+    if isinstance(episodes, EpisodeRunner) and not episodes.keeps_rewards:
         raise InputError(
             "ppo.bootstrap_truncated adds the critic's value to the rewards so far, but "
             f"{episodes.describe_cut_off()}"

@@ -30,6 +30,7 @@ from lockstep.report.terminal import summary_table
 from lockstep.rewards.base import NoReward, Reward
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardSection, SingleReward
+from lockstep.rollouts.agents import AgentRunner
 from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.run.live_setup import LiveSetup, role_folder
 from lockstep.samplers.base import Sampler
@@ -139,20 +140,21 @@ class DrySetup(LiveSetup):
 
     def start_environment(
         self, section: EnvironmentSection | None, judge: str | None
-    ) -> EpisodeRunner | None:
+    ) -> EpisodeRunner | AgentRunner | None:
         if section is None:
             return None
         with self.findings.collect_problem():
             episodes = start_episode_runner(
-                section, self.algorithm.data, self.source, self.show_note
+                section, self.algorithm.data, self.source, self.folder, self.show_note
             )
-            if judge is None and episodes is not None:
-                worth = f"; {episodes.describe_cut_off()}"
+            if isinstance(episodes, AgentRunner):
+                words = f"an agent at an endpoint on this machine; {judge} judges its answers"
             else:
-                worth = ""
-            self.findings.add_line(
-                "environment", f"{section.class_name}; {describe_rewards(judge)}{worth}"
-            )
+                words = describe_rewards(judge)
+                if judge is None and episodes is not None:
+                    words += f"; {episodes.describe_cut_off()}"
+            place = section.reference.partition(" ")[2]
+            self.findings.add_line("environment", f"{place}; {words}")
             return episodes
         return None
 
