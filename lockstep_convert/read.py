@@ -187,8 +187,8 @@ def flatten_tree(
 
 
 def resolve_interpolations(given: Mapping[str, Any]) -> DottedOptions:
-    """Replaces values that are a reference to a different key, `${a.b}` or `${.sibling}`; other
-    values are unchanged.
+    """Replaces values that are a reference to a different key, `${a.b}`, `${.sibling}` or
+    `${..above}`; other values are unchanged.
     """
     return {key: _follow_references(key, value, given) for key, value in given.items()}
 
@@ -209,8 +209,10 @@ def _follow_references(key: str, value: Any, given: Mapping[str, Any]) -> Any:
         if matched is None:
             return value
         name = matched[1]
-        if name.startswith("."):
-            name = ".".join([*key.split(".")[:-1], name.removeprefix(".")])
+        path = name.lstrip(".")
+        dots = len(name) - len(path)
+        if dots:  # one names a sibling, each further one a section above
+            name = ".".join([*key.split(".")[:-dots], path])
         if name not in given:
             return value
         key = name

@@ -232,6 +232,13 @@ def test_low_var_kl_of_verl_is_k3_whether_set_or_its_default(word: str, tmp_path
     assert recipe(converted(tmp_path, name, text))["grpo.kl.estimator"] == "k3"
 
 
+def test_reference_to_key_of_section_above_is_followed(tmp_path: Path) -> None:
+    name, text, _ = CONFIGS["nemo-rl"]
+    above = text.replace('new_tokens: "${policy.', 'new_tokens: "${..')
+    assert "${..max_total_sequence_length}" in above
+    assert recipe(converted(tmp_path, name, above)) == recipe(converted(tmp_path, name, text))
+
+
 def test_prompt_file_of_nemo_rl_is_read_if_it_is_there(in_tmp: Path) -> None:
     name, text, _ = CONFIGS["nemo-rl"]
     word = "data.default.prompt_file=cot.txt"
@@ -291,6 +298,12 @@ LOOK = {
         "",
         "policy.scheduler=[{name: torch.optim.lr_scheduler.StepLR, kwargs: {step_size: 9}}]",
         "policy.scheduler",
+    ),
+    "arguments of a reward function": (
+        "verl",
+        "",
+        "custom_reward_function.reward_kwargs.scale=0.5",
+        "reward_kwargs.scale",
     ),
     "experts": ("openrlhf", "", "actor.aux_loss_coef=0.01", "actor.aux_loss_coef"),
 }

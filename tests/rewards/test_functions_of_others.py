@@ -13,6 +13,7 @@ from lockstep.rewards.python_reward import PythonReward
 from lockstep.rewards.reward_function import answers
 
 FUNCTIONS = """
+import functools
 def trl(completions, answer, **kwargs):
     return [float(c == a) + len(kwargs["prompts"]) for c, a in zip(completions, answer)]
 def trl_of_talks(prompts, completions):
@@ -22,6 +23,8 @@ def trl_of_a_column(completions, solution): return [1.0 for _ in completions]
 def verl(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": float(solution_str == ground_truth), "source": data_source + extra_info["split"]}
 async def verl_async(solution_str, ground_truth, **kwargs): return float(solution_str == ground_truth)
+def verl_scaled(solution_str, ground_truth, scale): return scale * (solution_str == ground_truth)
+verl_by_half = functools.partial(verl_scaled, scale=0.5)
 def verl_of_a_batch(data_sources, solution_strs, ground_truths, extra_infos=None): return [0.0]
 def openrlhf(queries, prompts, labels, *rest): return 0.0
 def ours(prompt, completion, ground_truth, row): return 1.0
@@ -71,6 +74,10 @@ def test_verl_function_gets_ground_truth_and_returns_a_score(functions: str) -> 
     rows = [verl_row(row) for row in ROWS]
     for name in ("verl", "verl_async"):
         assert score(f"{functions}{name}", rows) == [1.0, 0.0]
+
+
+def test_partial_of_verl_function_keeps_its_own_arguments(functions: str) -> None:
+    assert score(f"{functions}verl_by_half", [verl_row(row) for row in ROWS]) == [0.5, 0.0]
 
 
 def test_function_that_returns_none_for_all_is_told_by_name_at_its_first_call(
