@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -19,12 +19,11 @@ import numpy as np
 from lockstep.report.agreement import AgreementSummary, summarize_agreement
 from lockstep.report.held_out import HELD_OUT, MetricFigure, list_figures
 from lockstep.report.log import read_metrics
+from lockstep.report.picture import LEFT, RIGHT, Axes
 
 HELD = "validation/accuracy", "validation/reward"
 WIDTH = 760
 HEIGHT = 438
-LEFT = 64
-RIGHT = 640
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2328 }
   .small { font-size: 11.5px; fill: #59636e }
@@ -50,30 +49,23 @@ STYLE = """
 
 
 @dataclass(frozen=True)
-class Panel:
-    """A plot: what stands at its upper and its lower edge, and where these are on the page."""
+class Panel(Axes):
+    """A plot with lines of style, linear or logarithmic."""
 
-    top: int
-    bottom: int
-    low: float
-    high: float
-    last_step: int
     logarithmic: bool = False
 
-    def x(self, step: float) -> float:
-        """The place of a step."""
-        return LEFT + (RIGHT - LEFT) * step / self.last_step
-
     def y(self, value: float) -> float:
-        """The place of a value; values beyond the edges are drawn at them."""
-        scale: Callable[[float], float] = math.log10 if self.logarithmic else float
-        inside = min(max(value, self.low), self.high)
-        share = (scale(inside) - scale(self.low)) / (scale(self.high) - scale(self.low))
-        return self.bottom - (self.bottom - self.top) * share
+        """The position of a value; values beyond the edges are drawn at them."""
+        if not self.logarithmic:
+            return super().y(value)
+        exponents = Axes(
+            self.top, self.bottom, math.log10(self.low), math.log10(self.high), self.last_step
+        )
+        return exponents.y(math.log10(max(value, self.low)))
 
     def draw_line(self, points: Sequence[MetricFigure], name: str) -> str:
         """Draws a line through points."""
-        path = " ".join(f"{self.x(point.step):.1f},{self.y(point.value):.1f}" for point in points)
+        path = self.join_points((point.step, point.value) for point in points)
         return f'<polyline class="{name}" points="{path}"/>'
 
     def draw_level(self, value: float, label: str, name: str = "grid", beside: str = "") -> str:

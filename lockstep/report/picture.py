@@ -1,18 +1,43 @@
-"""A curve of a run as an SVG, for notebooks; its text has the color of the page."""
+"""Curves as SVG: axes, which benchmarks share, and a run's curve for notebooks, whose text has the
+color of the page.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from lockstep.report.held_out import HELD_OUT, MetricFigure, list_figures
 
-_WIDTH = 560
-_HEIGHT = 200
-_LEFT = 60
-_TOP = 30
-_BOTTOM = 175
+LEFT = 64
+RIGHT = 640
+
+
+@dataclass(frozen=True)
+class Axes:
+    """A plot's edges: their positions on the page, their values, and the last step."""
+
+    top: int
+    bottom: int
+    low: float
+    high: float
+    last_step: int
+
+    def x(self, step: float) -> float:
+        """The position of a step."""
+        return LEFT + (RIGHT - LEFT) * step / self.last_step
+
+    def y(self, value: float) -> float:
+        """The position of a value; values beyond the edges are drawn at them."""
+        inside = min(max(value, self.low), self.high)
+        share = (inside - self.low) / ((self.high - self.low) or 1.0)
+        return self.bottom - (self.bottom - self.top) * share
+
+    def join_points(self, points: Iterable[tuple[float, float]]) -> str:
+        """The points of a line, from steps and values."""
+        return " ".join(f"{self.x(step):.1f},{self.y(value):.1f}" for step, value in points)
 
 
 def draw_headline(rows: Sequence[Mapping[str, float]]) -> str:
@@ -36,24 +61,15 @@ def _draw_curve(title: str, series: Sequence[MetricFigure]) -> str:
     values = [figure.value for figure in series]
     low = min(values + [figure.low for figure in banded])
     high = max(values + [figure.high for figure in banded])
-    first = series[0].step
-    span = max(series[-1].step - first, 1)
-
-    def place(step: int, value: float) -> str:
-        x = _LEFT + (_WIDTH - _LEFT - 10) * (step - first) / span
-        share = (value - low) / ((high - low) or 1.0)
-        return f"{x:.1f},{_BOTTOM - (_BOTTOM - _TOP) * share:.1f}"
-
-    band = [place(figure.step, figure.high) for figure in banded]
-    band += [place(figure.step, figure.low) for figure in reversed(banded)]
-    line = [place(figure.step, figure.value) for figure in series]
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" fill="currentColor" '
-        f'font-family="sans-serif" font-size="12"><text x="{_LEFT}" y="16">{escape(title)}</text>'
-        f'<text x="{_LEFT - 6}" y="{_TOP + 4}" text-anchor="end">{high:.3g}</text>'
-        f'<text x="{_LEFT - 6}" y="{_BOTTOM}" text-anchor="end">{low:.3g}</text>'
-        f'<text x="{_LEFT}" y="{_HEIGHT - 8}">{first}</text>'
-        f'<text x="{_WIDTH - 10}" y="{_HEIGHT - 8}" text-anchor="end">{series[-1].step}</text>'
-        f'<polygon points="{" ".join(band)}" fill="#4493f8" opacity="0.2"/>'
-        f'<polyline points="{" ".join(line)}" fill="none" stroke="#4493f8" stroke-width="2"/></svg>'
-    )
+    axes = Axes(30, 175, low, high, series[-1].step)
+    band = [(figure.step, figure.high) for figure in banded]
+    band += [(figure.step, figure.low) for figure in reversed(banded)]
+    line = axes.join_points((figure.step, figure.value) for figure in series)
+    return f"""<svg viewBox="0 0 650 200" width="650" role="img" fill="currentColor"
+ font-family="sans-serif" font-size="12"><text x="{LEFT}" y="16">{escape(title)}</text>
+<text x="58" y="34" text-anchor="end">{high:.3g}</text>
+<text x="58" y="175" text-anchor="end">{low:.3g}</text>
+<text x="{LEFT}" y="192">0</text>
+<text x="{RIGHT}" y="192" text-anchor="end">{series[-1].step}</text>
+<polygon points="{axes.join_points(band)}" fill="#4493f8" opacity="0.2"/>
+<polyline points="{line}" fill="none" stroke="#4493f8" stroke-width="2"/></svg>"""
