@@ -56,7 +56,14 @@ def overlay_options(
     name = yaml12.find_value(above, TASK_NAME)
     if name is not None and name != yaml12.find_value(below, TASK_NAME):
         below = yaml12.merge_over(below, {"data": {"task": None}})
-    return yaml12.merge_over(below, above)
+    merged = yaml12.merge_over(below, above)
+    run = merged.get("run")
+    if isinstance(run, dict) and (run.get("max_epochs", 1) or run.get("max_steps", -1) != -1):
+        # the run has a length, so null means that the other one is not set
+        merged["run"] = {
+            key: value for key, value in run.items() if value is not None or key not in _LENGTH[1]
+        }
+    return merged
 
 
 def add_reward_type(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

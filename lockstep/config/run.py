@@ -210,8 +210,7 @@ class Common(Recipe):
 
     @property
     def idle_options(self) -> dict[str, str]:
-        counted = self.run.max_steps >= 0 and not self.steps_and_epochs
-        if counted:
+        if self.run.max_steps >= 0 and not self.steps_and_epochs:
             return {"run.max_epochs": "where run.max_steps counts"}
         return {}
 
