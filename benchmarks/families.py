@@ -182,7 +182,7 @@ def table(rows: dict[str, list[Cell]]) -> str:
     for family, cells in rows.items():
         groups.setdefault(tuple(cell.outcome for cell in cells), {})[f"`{family}`"] = cells
     lines = [
-        "| learner, packed | torch sampler | vLLM, refitted | `model_type` |",
+        "| learner, packed | torch sampler | vLLM, synced | `model_type` |",
         "|---|---|---|---|",
     ]
     for outcomes, members in groups.items():
