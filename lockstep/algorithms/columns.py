@@ -13,11 +13,11 @@ from lockstep.config.loading import LoadedRecipe
 from lockstep.config.recipe_files import find_shipped
 from lockstep.core.errors import shorten_text
 from lockstep.data.files import open_rows
-from lockstep.data.notes import print_note
 from lockstep.data.pair_options import PairSection
 from lockstep.data.rows import DataError, DataRow
 from lockstep.data.templates import has_fields, is_talk
 from lockstep.rewards.options import RewardSection
+from lockstep.system.printable import print_note
 
 _ANSWERS = ("{answer}", "{solution}", "{reward_model.ground_truth}")
 """Right answers as GSM8K, TRL and verl name them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from lockstep.config.loading import LoadedRecipe, load_options
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep.core.errors import InputError
 from lockstep.sweeps.grid import GridPoint
+from lockstep.system.printable import print_status
 from lockstep.system.yaml12 import find_value, nest_value
 
 
@@ -110,5 +110,5 @@ def sweep(
     try:
         run_sweep(plan, jobs)
     except StoppedRun as stopped:
-        print(f"lockstep: {stopped}", file=sys.stderr)
+        print_status(f"lockstep: {stopped}")
     return Sweep(plan.folder)

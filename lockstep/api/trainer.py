@@ -16,6 +16,7 @@ from lockstep.config import user_code
 from lockstep.config.loading import LoadedRecipe, describe_recipe, load_options
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep.run.callbacks import OnStep
+from lockstep.system.printable import print_status
 
 
 class Trainer:
@@ -121,9 +122,8 @@ def train_loaded(loaded: LoadedRecipe, on_step: OnStep | None, allow_changes: bo
     Prints a line if the run stopped early or nothing was trained.
     """
     if "transformers" not in sys.modules:
-        print(
-            "lockstep: loading torch and transformers; this can take a minute on a cold disk",
-            file=sys.stderr,
+        print_status(
+            "lockstep: loading torch and transformers; this can take a minute on a cold disk"
         )
     from lockstep.cluster.child_process import exit_unguarded
     from lockstep.run.stop import StoppedRun
@@ -135,7 +135,7 @@ def train_loaded(loaded: LoadedRecipe, on_step: OnStep | None, allow_changes: bo
     except StoppedRun as stopped:
         ending = str(stopped)
     if ending is not None:
-        print(f"lockstep: {ending}", file=sys.stderr)
+        print_status(f"lockstep: {ending}")
     return Run(loaded.run_folder)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from lockstep.commands.arguments import SubParsers, add_out
 from lockstep.system.paths import path_argument
-from lockstep.system.printable import print_text
+from lockstep.system.printable import print_note, print_text
 
 
 def add_command(parsers: SubParsers) -> None:
@@ -40,7 +39,7 @@ def run_command(options: argparse.Namespace) -> int:
     out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / PAGE)
     for folder in folders:
         for sentence in find_altered(folder, ""):
-            print(f"note: {sentence}", file=sys.stderr)
+            print_note(sentence)
     write_report(folders, out)
     print_text(f"{out}  {out.stat().st_size / 1e6:.1f} MB")
     return 0

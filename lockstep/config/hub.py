@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -31,7 +30,7 @@ from lockstep.config.loading import LoadedRecipe
 from lockstep.config.model_recipe import find_weights_folder
 from lockstep.core.errors import InputError
 from lockstep.system.paths import HUB
-from lockstep.system.printable import print_text
+from lockstep.system.printable import print_note
 from lockstep.system.process_defaults import may_ask_hub
 from lockstep.system.whole_files import write_whole
 from lockstep.system.yaml12 import list_texts
@@ -175,7 +174,7 @@ def _fetch_name(name: HubName, pin: str | None, weights: bool) -> tuple[str, Pat
                 f"{', '.join(rows[:_NAMED]) or 'none'}"
             )
     if pin is None and not is_commit(name.revision):
-        print_text(f"note: {name.text} is commit {folder.name}", file=sys.stderr)
+        print_note(f"{name.text} is commit {folder.name}")
     return folder.name, folder / chosen
 
 

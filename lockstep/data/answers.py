@@ -17,7 +17,6 @@ from lockstep.core.errors import InputError
 from lockstep.core.types import Prompt
 from lockstep.data import messages
 from lockstep.data.messages import ChatMessage, ChatTemplateError, TemplateValues
-from lockstep.data.notes import print_note
 from lockstep.data.prompts import (
     EncodedRows,
     build_conversation,
@@ -30,6 +29,7 @@ from lockstep.data.prompts import (
 from lockstep.data.rows import DataError, DataRow, FileRows
 from lockstep.data.selection import ANY_ROW, RowRule
 from lockstep.data.templates import fill_template, list_fields, read_field
+from lockstep.system.printable import print_note
 
 _STAND_IN = "What stands for an answer"
 _IN_TEXT = {"role", "content", "weight"}

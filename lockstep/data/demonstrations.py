@@ -19,10 +19,10 @@ from lockstep.data.answers import (
     read_answer,
 )
 from lockstep.data.messages import ChatMessage
-from lockstep.data.notes import print_note
 from lockstep.data.rows import DataRow, FileRows
 from lockstep.data.selection import NUM_LOOKED_AT
 from lockstep.data.templates import fill_template, find_messages, read_field
+from lockstep.system.printable import print_note
 
 
 def answer_of(row: DataRow, where: str, data: DataSection) -> ChatMessage:

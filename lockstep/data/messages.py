@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.config.sources import TemplateArgs
 from lockstep.core.errors import InputError, first_line
 from lockstep.data.limits import MOST_BYTES, limit_template
-from lockstep.data.notes import print_note
 from lockstep.data.rows import DataRow
 from lockstep.data.template_date import strftime_now
 from lockstep.data.templates import find_field_fault, find_messages, read_field
 from lockstep.system import strict_json
+from lockstep.system.printable import print_note
 
 ChatMessage = Mapping[str, Any]
 

@@ -18,10 +18,10 @@ from lockstep.core.types import Prompt
 from lockstep.data import messages
 from lockstep.data.limits import tokenize_in_time
 from lockstep.data.messages import ChatMessage
-from lockstep.data.notes import print_note
 from lockstep.data.rows import DataError, DataRow, FileRows
 from lockstep.data.selection import ANY_ROW, RowRequirements, RowRule, RowSelection
 from lockstep.data.templates import fill_template, find_askers, find_field_fault, has_fields
+from lockstep.system.printable import print_note
 
 T = TypeVar("T")
 

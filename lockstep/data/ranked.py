@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.data.messages import ChatMessage
-from lockstep.data.notes import print_note
 from lockstep.data.ranked_options import RankedSection
 from lockstep.data.rows import (
     NUM_NAMED,
@@ -29,6 +28,7 @@ from lockstep.data.templates import (
     list_fields,
     read_field,
 )
+from lockstep.system.printable import print_note
 
 _ROLES = {"prompter": "user", "assistant": "assistant"}
 """Roles in OpenAssistant trees, and in conversations."""

@@ -19,7 +19,6 @@ from lockstep.config import DataSection
 from lockstep.data import cache
 from lockstep.data.cache import CachedTable
 from lockstep.data.messages import read_question
-from lockstep.data.notes import print_note
 from lockstep.data.order import mix_rows_at
 from lockstep.data.rows import (
     NUM_NAMED,
@@ -40,6 +39,7 @@ from lockstep.data.templates import (
     find_field_fault,
     has_fields,
 )
+from lockstep.system.printable import print_note
 
 _ROWS_AT_ONCE = 1024  # rows tokenized per call in the pass over the data
 _MANY_ROWS = 100_000  # take a minute

@@ -13,7 +13,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.core.errors import InputError
-from lockstep.data.notes import print_note
+from lockstep.system.printable import print_note
 from lockstep.system.whole_files import write_whole
 
 FILE = "template_date.txt"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
@@ -366,11 +366,6 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     return torch.allclose(seen[0], compute_states(lm.base_model, cut)) and torch.equal(
         logits, seen[1][0]
     )
-
-
-def build_inputs(batch: Batch) -> dict[str, Any]:
-    """A batch in the form that `transformers` models take, in one process."""
-    return RowShare.from_batch(batch, ALONE).model_inputs
 
 
 def states_at(backbone: nn.Module, cut: RowShare, state_m: Tensor) -> Tensor:

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any, assert_never
 
 from lockstep.core.types import Prompt
-from lockstep.data.notes import print_note
 from lockstep.data.templates import read_field
 from lockstep.data.thoughts import drop_thought
 from lockstep.helpers.sandbox.sandbox import CodeSandbox, ProgramLimits, SandboxError
 from lockstep.rewards.code_blocks import find_code_blocks
 from lockstep.rewards.code_server import CodeServer, CodeTest, judge_output
 from lockstep.rewards.options import CodeSection
+from lockstep.system.printable import print_note
 
 _PYTHON = ("python", "python3", "py")
 _ISOLATES = {"bubblewrap": True, "none": False}

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from lockstep.core.errors import InputError, RunError
-from lockstep.data.notes import print_note
 from lockstep.helpers.process import (
     AnswerFunction,
     ChildDied,
@@ -27,6 +26,7 @@ from lockstep.helpers.process import (
     HelperProcess,
 )
 from lockstep.system.fault_policy import RetryCounter
+from lockstep.system.printable import print_note
 
 _CPU_LIMIT_S = 3.0
 _CLOCK_LIMIT_S = 600.0  # far above the CPU limit, for a child that neither computes nor answers

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.core.types import Prompt
-from lockstep.data.notes import print_note
 from lockstep.helpers.in_process import build_child
 from lockstep.helpers.process import ChildDied, ChildError, ChildHangs, HelperProcess
 from lockstep.rewards import reward_function
 from lockstep.rewards.base import RewardError, RewardLost
 from lockstep.system.fault_policy import FaultSource, RetryCounter
-from lockstep.system.printable import make_printable
+from lockstep.system.printable import make_printable, print_note
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict
 
 from lockstep.config import user_code
 from lockstep.core.types import Prompt
-from lockstep.data.notes import print_note
 from lockstep.rewards.base import RewardError
 from lockstep.rewards.options import RewardServer
+from lockstep.system.printable import print_note
 
 
 class RewardReply(BaseModel):

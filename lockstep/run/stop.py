@@ -17,7 +17,7 @@ from types import FrameType
 from lockstep.core import exit_codes
 from lockstep.core.errors import LockstepError
 from lockstep.system.disk import is_user_error
-from lockstep.system.printable import print_text
+from lockstep.system.printable import print_status
 from lockstep.system.unread import is_unread
 
 _ASKING = {
@@ -148,19 +148,18 @@ def end_with_code(command: Callable[[], int], show_traceback: bool = False) -> i
     except (LockstepError, OSError) as error:
         if show_traceback or (isinstance(error, BrokenPipeError) and is_unread(sys.stdout)):
             raise
-        print_text(f"lockstep: {error!s}", file=sys.stderr)  # it may quote an untrusted file
+        print_status(f"lockstep: {error!s}")  # it may quote an untrusted file
         if isinstance(error, LockstepError):
             return error.exit_code
         if is_user_error(error):
             return exit_codes.INPUT
         return exit_codes.CRASH
     except StoppedRun as stopped:
-        print_text(f"lockstep: {stopped}", file=sys.stderr)
+        print_status(f"lockstep: {stopped}")
         return stopped.code
     except KeyboardInterrupt:
-        print_text(
-            "lockstep: interrupted; rerun the command to resume from the newest checkpoint",
-            file=sys.stderr,
+        print_status(
+            "lockstep: interrupted; rerun the command to resume from the newest checkpoint"
         )
         return exit_codes.INTERRUPTED
     except Exception:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -53,7 +52,7 @@ from lockstep.run.trackers.view import RunFacts
 from lockstep.system.command_line import format_command
 from lockstep.system.disk import remove_copies
 from lockstep.system.fault_policy import RetryCounter
-from lockstep.system.printable import print_text
+from lockstep.system.printable import print_status, print_text
 from lockstep.system.sums import SUMS, finish_run, require_unaltered
 
 
@@ -277,12 +276,12 @@ def _open_initial_model(
             require_unaltered(first.run_folder)
         require_trained(first.run_folder)
         write_missing_page(first.run_folder)
-        print_text(f"{name} starts from {final}, trained earlier", file=sys.stderr)
+        print_status(f"{name} starts from {final}, trained earlier")
         return open_source(final)
-    print_text(f"stage 1 of 2: {first.name}; {name} starts from its model", file=sys.stderr)
+    print_status(f"stage 1 of 2: {first.name}; {name} starts from its model")
     _run_recipe(first, allow_changes, deadline_s)
     require_trained(first.run_folder)
-    print_text(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {name}", file=sys.stderr)
+    print_status(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {name}")
     return open_source(final)
 
 
@@ -290,7 +289,7 @@ def write_missing_page(folder: Path) -> None:
     """Writes the report of a finished run whose process was killed before writing it."""
     remove_copies(folder / PAGE)
     if not (folder / PAGE).is_file():
-        write_page(folder, partial(print, file=sys.stderr))
+        write_page(folder, print_status)
 
 
 def write_page(folder: Path, note: Callable[[str], None]) -> None:

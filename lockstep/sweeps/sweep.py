@@ -24,7 +24,7 @@ from lockstep.run.folder.files import lock_folder
 from lockstep.run.stop import StoppedRun, StopRequests, end_with_code, stop_on_signals
 from lockstep.run.train import judge_finished
 from lockstep.sweeps.plan import PlannedRun, SweepPlan
-from lockstep.system.printable import print_text
+from lockstep.system.printable import print_status, print_text
 from lockstep.system.process_defaults import (
     ENDS_WITH,
     MOST_THREADS,
@@ -81,7 +81,7 @@ class SweepRunner:
     def _train_run(self, run: PlannedRun) -> int | None:
         if self.stop.check_after_step() is not None:
             return None
-        print_note(f"{run.name} starts; {run.folder / LOG}")
+        print_status(f"{run.name} starts; {run.folder / LOG}")
         recipe = self.plan.folder / "recipes" / run.name / f"{run.loaded.name}.yaml"
         write_changed(recipe, describe_recipe(run.loaded).encode())
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class SweepRunner:
         with process:
             self.processes.append(process)
             code = self._wait_for_process(process)
-        print_note(f"{run.name} {describe_outcome(code)}; {run.folder / LOG}")
+        print_status(f"{run.name} {describe_outcome(code)}; {run.folder / LOG}")
         return code
 
     def _wait_for_process(self, process: subprocess.Popen[bytes]) -> int:
@@ -147,11 +147,6 @@ def find_warm_start(run: PlannedRun) -> Path | None:
     return first.run_folder
 
 
-def print_note(text: str) -> None:
-    """Writes a line to standard error."""
-    print_text(text, file=sys.stderr)
-
-
 def share_cores(jobs: int) -> int:
     """Threads per run: from the environment, or a share of the cores."""
     return read_given_threads() or max(1, min(count_cores() // jobs, MOST_THREADS))
@@ -178,8 +173,8 @@ def run_sweep(plan: SweepPlan, jobs: int = 1) -> int:
     stop = StopRequests(None)
     with lock_folder(plan.folder):
         plan.write_plan()
-        print_note(f"{plan.folder}: {len(plan.runs)} runs, {jobs} at a time")
-        with stop_on_signals(stop, print_note):
+        print_status(f"{plan.folder}: {len(plan.runs)} runs, {jobs} at a time")
+        with stop_on_signals(stop, print_status):
             codes = SweepRunner(plan, jobs, stop).run_all()
         if any((run.folder / "recipe.yaml").is_file() for run in plan.runs):
             write_report([plan.folder], plan.folder / PAGE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from functools import cache
-from typing import TextIO
 
 _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -15,15 +14,23 @@ def make_printable(text: str) -> str:
     return _UNFIT.sub(_name_character, text)
 
 
-def print_text(text: str, file: TextIO | None = None) -> None:
-    """Prints text that may quote untrusted names; to standard output if `file` is None."""
-    print(make_printable(text), file=file, flush=file is not None)
+def print_text(text: str) -> None:
+    """Prints text that may quote untrusted names."""
+    print(make_printable(text))
 
 
-@cache
-def note_once(text: str) -> None:
-    """Prints a note on standard error, once per process."""
-    print_text(f"note: {text}", file=sys.stderr)
+def print_status(text: str) -> None:
+    """Prints such a text on standard error; a live display shows it above its bar."""
+    print(make_printable(text), file=sys.stderr, flush=True)
+
+
+def print_note(text: str) -> None:
+    """Prints a note on standard error."""
+    print_status(f"note: {text}")
+
+
+note_once = cache(print_note)
+"""Prints a note on standard error, once per process."""
 
 
 def _name_character(found: re.Match[str]) -> str:

@@ -25,9 +25,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from lockstep.config.trust import UntrustedCode, describe_file
 from lockstep.core.errors import InputError, first_line
-from lockstep.data.notes import print_note
 from lockstep.models.families.known import is_known
 from lockstep.system.guarded_imports import is_trusted
+from lockstep.system.printable import print_note
 
 _CONFIG = "AutoConfig"
 _MODEL = "AutoModelForCausalLM"
