@@ -116,6 +116,10 @@ def write_row(name: str, run: dict[str, Any]) -> str:
         before, after = (
             f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" for one in (figures[0], figures[-1])
         )
+        if "sentences" in run:
+            after += "; right sentences {value:.3f} [{low:.3f}, {high:.3f}]".format(
+                **run["sentences"]
+            )
     else:
         what, key = OWN[recipe]
         before, after = (f"{statistics.fmean(values):.3f}" for values in run[key])

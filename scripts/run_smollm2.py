@@ -1,6 +1,6 @@
 """Runs the recipes `*_smollm2` on a real model one after another, and writes what they measured.
 
-python scripts/run_smollm2.py MODEL TREES WORK grpo_1 grpo_2    # all runs if none is named
+PYTHONPATH=. python scripts/run_smollm2.py MODEL TREES WORK grpo_1 grpo_2    # all if none is named
 
 A run that has ended is not made again. TREES are ranked conversations of OpenAssistant. The results
 are in WORK/results.json.
@@ -16,8 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from examples.sentence_pairs import OPTIONS
+
 ROOT = Path(__file__).parents[1]
-SEEDS = {"grpo": 5, "ppo": 2, "reward": 1, "dpo": 1, "sft": 1, "distill": 1}
+SEEDS = {"grpo": 5, "ppo": 5, "reward": 3, "dpo": 3, "sft": 1, "distill": 1}
 NAMES = [f"{recipe}_{seed}" for recipe, seeds in SEEDS.items() for seed in range(1, seeds + 1)]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -32,8 +34,10 @@ def run(work: Path, *command: str) -> float:
 
 
 def make_inputs(model: Path, trees: Path, work: Path) -> None:
-    """Writes rows of OpenAssistant and the student."""
+    """Writes rows of OpenAssistant, pairs of the model's own sentences, and the student."""
     work.mkdir(parents=True, exist_ok=True)
+    if not (work / "held_out_sentence_pairs.jsonl").exists():
+        run(work, str(ROOT / "examples/sentence_pairs.py"), str(model))
     if not (work / "student/config.json").exists():
         run(work, str(ROOT / "examples/oasst_rows.py"), str(trees))
         run(work, str(ROOT / "examples/half_layers.py"), str(model), "student")
@@ -50,12 +54,23 @@ def train(name: str, model: Path, work: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in lines]
     found = {"cpu_s": used, "wall_s": time.time() - begun, "rows": rows}
     final = work / name / "final"
+    if recipe == "dpo":
+        found["sentences"] = grade_sentences(final, work)
     if recipe == "sft":
         found["loss"] = [measure_loss(folder, work) for folder in (model, final)]
     if recipe == "distill":
         students = (work / "student", final)
         found["kl"] = [measure_divergence(folder, model, work) for folder in students]
     return found
+
+
+def grade_sentences(folder: Path, work: Path) -> dict[str, float]:
+    """The share of held-out prompts that greedy responses follow, with its interval."""
+    out = folder.parent / "eval"
+    greedy = ("sampling=null", "greedy.max_tokens=24")
+    words = ("eval", str(folder), "validation.jsonl", *OPTIONS, *greedy, "--out", str(out))
+    run(work, "-m", "lockstep", *words)
+    return json.loads((out / "results.json").read_text())["settings"]["greedy"]["figures"]["pass@1"]
 
 
 def measure_loss(folder: Path, work: Path) -> list[float]:

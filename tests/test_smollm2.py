@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -39,9 +40,28 @@ def workplace(assets: Path, in_tmp: Path) -> Path:
     Path("trees.jsonl").write_text("\n".join(trees))
     shutil.copytree(assets / "models/stories260K/hf", "model")
     Path("model/chat_template.jinja").write_text(CHAT)
-    for program in (["oasst_rows.py", "trees.jsonl"], ["half_layers.py", "model", "student"]):
+    for program in (
+        ["oasst_rows.py", "trees.jsonl"],
+        ["half_layers.py", "model", "student"],
+        ["sentence_pairs.py", "model", "2", "2"],
+    ):
         subprocess.run([sys.executable, EXAMPLES / program[0], *program[1:]], check=True)
     return in_tmp
+
+
+def write_sentence_pairs(name: str) -> None:
+    """A file of pairs from responses with verdicts, which the small model itself never earns."""
+    build_pairs = runpy.run_path(str(EXAMPLES / "sentence_pairs.py"))["build_pairs"]
+    drawn = [("No", 0.0, True), ("No.", 0.0, False), ("Yes.", 1.0, False), ("Yes!", 1.0, False)]
+    samples = [
+        {"question": number, "response": text, "score": score, "truncated": truncated}
+        for number in range(32)
+        for text, score, truncated in (drawn if number % 2 else drawn[:2])
+    ]
+    pairs = list(build_pairs(read_rows("train.jsonl")[:32], samples))
+    assert len(pairs) == 16
+    assert (pairs[0]["chosen"], pairs[0]["rejected"]) == ("Yes.", "No.")
+    Path(name).write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
 
 
 @pytest.mark.usefixtures("workplace")
@@ -51,6 +71,9 @@ def test_recipes_of_real_model_can_start_with_small_model() -> None:
     assert len(read_rows("talks.jsonl")) == 3 * len(read_rows("held_out_talks.jsonl")) == 48
     layers = [json.loads(Path(f"{name}/config.json").read_text()) for name in ("model", "student")]
     assert [config["num_hidden_layers"] for config in layers] == [5, 3]
+    assert read_rows("held_out_sentence_pairs.jsonl") == []
+    for name in ("sentence_pairs.jsonl", "held_out_sentence_pairs.jsonl"):
+        write_sentence_pairs(name)
     for recipe in RECIPES:
         model = "teacher.path=model" if recipe == "distill" else "model.path=model"
         loaded = load_recipe(f"{recipe}_smollm2", [model, "data.max_prompt_tokens=256"])
