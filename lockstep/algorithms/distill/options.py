@@ -68,8 +68,8 @@ class DistillSection(Section):
         if self.response_count % self.global_batch_size:
             raise ValueError(
                 f"num_prompts_per_step × num_generations = {self.response_count} is not a "
-                "multiple of "
-                f"global_batch_size = {self.global_batch_size}"
+                f"multiple of global_batch_size = {self.global_batch_size}; set that to "
+                f"{self.response_count}, or a divisor of it"
             )
 
     @rule

@@ -211,8 +211,8 @@ class PolicyGradientSection(Section):
         if self.response_count % self.global_batch_size:
             raise ValueError(
                 f"num_prompts_per_step × num_generations = {self.response_count} responses is not "
-                "a "
-                f"multiple of global_batch_size = {self.global_batch_size}"
+                f"a multiple of global_batch_size = {self.global_batch_size}; set that to "
+                f"{self.response_count}, or a divisor of it"
             )
 
 
