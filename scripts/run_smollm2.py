@@ -111,16 +111,20 @@ def score_answers(folder: Path, tokenizer: Path, work: Path) -> list[tuple[Any, 
     return found
 
 
+def read_results(file: Path) -> dict[str, Any]:
+    """What has been measured so far, also by another process."""
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
 def main(model: str, trees: str, work: str, *names: str) -> None:
     """Runs what is missing."""
     folder = Path(work).resolve()
     make_inputs(Path(model).resolve(), Path(trees).resolve(), folder)
     file = folder / "results.json"
     for name in names or NAMES:
-        done = json.loads(file.read_text()) if file.exists() else {}
-        if name not in done:
-            done[name] = train(name, Path(model).resolve(), folder)
-            file.write_text(json.dumps(done))
+        if name not in read_results(file):
+            found = train(name, Path(model).resolve(), folder)
+            file.write_text(json.dumps(read_results(file) | {name: found}))
 
 
 if __name__ == "__main__":
