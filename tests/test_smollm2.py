@@ -49,19 +49,18 @@ def workplace(assets: Path, in_tmp: Path) -> Path:
     return in_tmp
 
 
-def write_sentence_pairs(name: str) -> None:
-    """A file of pairs from responses with verdicts, which the small model itself never earns."""
+def write_sentence_pairs() -> None:
+    """Files of pairs from responses with verdicts, which the small model itself never earns."""
     build_pairs = runpy.run_path(str(EXAMPLES / "sentence_pairs.py"))["build_pairs"]
-    drawn = [("No", 0.0, True), ("No.", 0.0, False), ("Yes.", 1.0, False), ("Yes!", 1.0, False)]
     samples = [
-        {"question": number, "response": text, "score": score, "truncated": truncated}
-        for number in range(32)
-        for text, score, truncated in (drawn if number % 2 else drawn[:2])
+        {"question": n, "response": text, "score": text == "Yes.", "truncated": text == "No"}
+        for n in range(32)
+        for text in ("No", "No.", "Yes.")[: 2 + n % 2]
     ]
-    pairs = list(build_pairs(read_rows("train.jsonl")[:32], samples))
-    assert len(pairs) == 16
-    assert (pairs[0]["chosen"], pairs[0]["rejected"]) == ("Yes.", "No.")
-    Path(name).write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    pairs = list(build_pairs(read_rows("train.jsonl"), samples))
+    assert (pairs[0]["chosen"], pairs[0]["rejected"], len(pairs)) == ("Yes.", "No.", 16)
+    for start in ("", "held_out_"):
+        Path(f"{start}sentence_pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
 
 
 @pytest.mark.usefixtures("workplace")
@@ -71,9 +70,7 @@ def test_recipes_of_real_model_can_start_with_small_model() -> None:
     assert len(read_rows("talks.jsonl")) == 3 * len(read_rows("held_out_talks.jsonl")) == 48
     layers = [json.loads(Path(f"{name}/config.json").read_text()) for name in ("model", "student")]
     assert [config["num_hidden_layers"] for config in layers] == [5, 3]
-    assert read_rows("held_out_sentence_pairs.jsonl") == []
-    for name in ("sentence_pairs.jsonl", "held_out_sentence_pairs.jsonl"):
-        write_sentence_pairs(name)
+    write_sentence_pairs()
     for recipe in RECIPES:
         model = "teacher.path=model" if recipe == "distill" else "model.path=model"
         loaded = load_recipe(f"{recipe}_smollm2", [model, "data.max_prompt_tokens=256"])
