@@ -1,4 +1,4 @@
-"""Pairs for DPO and reward models from a model's own responses, which a program has checked.
+"""Pairs for DPO from a model's own responses, which a program has checked.
 
 python examples/sentence_pairs.py MODEL    # also: MODEL TRAINED HELD_OUT, numbers of prompts
 

@@ -19,7 +19,7 @@ from typing import Any
 from examples.sentence_pairs import OPTIONS
 
 ROOT = Path(__file__).parents[1]
-SEEDS = {"grpo": 5, "ppo": 5, "reward": 3, "dpo": 3, "sft": 1, "distill": 1}
+SEEDS = {"grpo": 5, "ppo": 3, "reward": 1, "dpo": 1, "sft": 1, "distill": 1}
 NAMES = [f"{recipe}_{seed}" for recipe, seeds in SEEDS.items() for seed in range(1, seeds + 1)]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
