@@ -184,3 +184,23 @@ def test_turn_that_cannot_be_recorded_is_not_sent_and_stops_server(policy: Serve
             refused = send(server, "/v1/completions", SHORT)
             assert refused.status_code == 503
             assert "No space left on device" in refused.json()["error"]["message"]
+
+
+def test_samplers_in_other_processes_answer_and_are_proven(
+    tmp_path: Path, policy: ServedPolicy
+) -> None:
+    with serving(policy) as server:
+        expected = send(server, "/v1/completions", {**SHORT, "seed": 2, "n": 3}).json()
+    with (
+        open_agent_policy(tmp_path / "agent", sampler={"replicas": 2}) as other,
+        serving(other) as server,
+    ):
+        bodies = [{**SHORT, "seed": 2, "n": 3}, SHORT, {**SHORT, "max_tokens": 5}]
+        running = [Background(server, body) for body in bodies]
+        answers = [one.wait().json() for one in running]
+        assert answers[0]["choices"] == expected["choices"]
+        for answer in answers:
+            proof = send(server, "/prove", {"request_id": answer["id"]}).json()
+            assert proof["mismatches"] == 0
+        checksums = send(server, "/weight_checker", {"action": "checksum"}).json()["checksums"]
+        assert len(checksums) == len(list(other.learner.weights()))
