@@ -190,3 +190,15 @@ def test_agents_guide_program_and_recipe_train_and_its_ledger_is_exported(in_tmp
     assert len(names) == 2
     for name, episode in names.items():
         assert read_trace(in_tmp / f"{name}.json") == episode.turns
+
+
+def test_program_that_a_run_names_is_not_started_unless_repeated(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_agent_model(in_tmp / "run/final")
+    (in_tmp / "run/recipe.yaml").write_text(yaml.safe_dump(AGENT_RUN))
+    write_questions(in_tmp / "rows.jsonl")
+    assert main(["eval", "run", "rows.jsonl"]) != 0
+    said = capsys.readouterr().err
+    assert "starts a program; a run may come from someone else" in said
+    assert "environment.command=" in said
