@@ -173,10 +173,12 @@ class EndpointApp:
             case ChatBody():
                 self._find_tool_format(body)
                 prompt = render_chat(body, self.source, session.memory)
-            case CompletionBody(prompt=str() as text):
-                prompt = EndpointPrompt(text, tuple(self.source.prompt_ids(text)))
-            case CompletionBody(prompt=tokens) | GenerateBody(token_ids=tokens):
+            case CompletionBody():
+                given = body.prompt
+                tokens = self.source.prompt_ids(given) if isinstance(given, str) else given
                 prompt = EndpointPrompt("", tuple(tokens))
+            case GenerateBody():
+                prompt = EndpointPrompt("", tuple(body.token_ids))
             case _:
                 assert_never(body)
         known = range(self.source.vocabulary)
