@@ -24,7 +24,7 @@ CEILINGS = {
     "benchmarks": (90.1, 90),
     "tests": (431.6, 400),  # with 6 for the endpoint of issue 55, 5 for its ledger and agents
     "scripts": (5.8, 5),  # with examples
-    "options": (703, 540),
+    "options": (707, 540),  # with 12 for issue 55
     "protocols": (19, 18),  # with 2 for issue 55: a continuous sampler, an endpoint of episodes
     "docs": (60.8, 60),  # 3 of them the page of what the mission measured, 1 of issue 55
     "LOG.md": (6.9, 8),
