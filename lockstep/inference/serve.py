@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -60,6 +61,7 @@ def serve_model(model: str, options: ServeOptions, host: str, port: int, key: st
         with server, suppress(KeyboardInterrupt):
             shown = "its key is the one you gave" if key else f"its key is {server.key}"
             print_text(f"{server.model} is served at {server.url}, and {shown} (Ctrl-C ends it)")
+            sys.stdout.flush()  # for programs that start a server and read its address
             threading.Event().wait()
 
 
