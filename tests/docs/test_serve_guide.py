@@ -7,23 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from doc_commands import ROOT, blocks
 from served_models import write_agent_model
 
 PAGE = ROOT / "docs/guides/serve.md"
-
-
-@contextmanager
-def kill_at_end(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Ends a server that a failed block would leave behind."""
-    try:
-        yield
-    finally:
-        process.kill()
 
 
 def test_serve_guide_command_and_python_blocks_run(tmp_path: Path) -> None:
@@ -33,13 +23,14 @@ def test_serve_guide_command_and_python_blocks_run(tmp_path: Path) -> None:
         subprocess.Popen(
             [sys.executable, "-m", "lockstep", *command.split()],
             cwd=tmp_path,
-            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         ) as process,
-        kill_at_end(process),
+        ExitStack() as stack,
     ):
+        stack.callback(process.kill)  # if a block fails
         assert process.stdout is not None
         line = process.stdout.readline()
         found = re.search(r"agent is served at http://127.0.0.1:(\d+)/v1", line)
